@@ -1,0 +1,56 @@
+"""Errors a user can meet. Each message says what was given, what is allowed and what to do.
+
+    MueError                     everything this library raises on purpose
+    ├── NotationError            a layout string such as "128e8a4g1s" that cannot be read
+    ├── ShapeError               a layout, model shape, budget or hyperparameter with impossible numbers
+    ├── FileError                a file that is missing, unreadable or has unknown keys
+    ├── TransferError            a transfer the rules do not define (also: an unknown rule set or role)
+    ├── BindError                a model's parameters and a plan's rows do not match one to one
+    ├── KernelError              a kernel was forced that cannot run on these tensors or this machine
+    └── RunError                 a training run, sweep or check that cannot go on
+
+All of them are ``ValueError`` too, so code that guards against bad values needs no import from here.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class MueError(ValueError):
+    """Base of all errors raised on purpose by complete_mue."""
+
+
+class NotationError(MueError):
+    """A layout string cannot be read."""
+
+
+class ShapeError(MueError):
+    """A layout, shape, budget or hyperparameter has impossible numbers."""
+
+
+class FileError(MueError):
+    """A file is missing, unreadable, or has unknown or missing keys."""
+
+
+class TransferError(MueError):
+    """The rules do not define this transfer."""
+
+
+class BindError(MueError):
+    """Parameters and rows do not match one to one."""
+
+
+class KernelError(MueError):
+    """A forced kernel cannot run here."""
+
+
+class RunError(MueError):
+    """A run, sweep or check cannot go on."""
+
+
+def nearest(given: str, known: Iterable[str]) -> str:
+    """`` (did you mean 'x'?)`` when a known name is close to what was given, else an empty string."""
+    close = difflib.get_close_matches(given, list(known), n=1, cutoff=0.6)
+    return f" (did you mean {close[0]!r}?)" if close else ""

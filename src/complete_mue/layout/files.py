@@ -1,0 +1,190 @@
+"""Reference and target files: TOML in, validated specs out, and back.
+
+    [shape]                          [budget]                 [hyper]              # the reference only
+    width = 128                      batch_tokens = 262144    lr = 1e-3
+    depth = 32                       steps = 25000            weight_decay = 0.1
+    feed_forward = "dense"                                    init_std = 0.01
+    expansion = 1.0                                           betas = [0.95, 0.95]
+                                                              eps = 1e-8
+
+An MoE shape says ``feed_forward = "128e8a4g1s"`` with ``expert_width`` and, optionally, ``dense_layers``. A reference
+may add ``[tuned.ROLE]`` tables for single roles. Messages point at the line.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from complete_mue.errors import FileError, MueError, nearest
+from complete_mue.layout.notation import FeedForward
+from complete_mue.layout.numbers import LARGEST_COUNT, count, real
+from complete_mue.layout.reference import Hyper, Reference, tuned_from
+from complete_mue.layout.shape import Budget, ModelShape
+from complete_mue.layout.tensors import Role
+
+T = TypeVar("T")
+
+SHAPE_KEYS = ("width", "depth", "feed_forward", "expansion", "expert_width", "dense_layers", "head_dim")
+BUDGET_KEYS = ("batch_tokens", "steps")
+HYPER_KEYS = ("lr", "weight_decay", "init_std", "betas", "eps", "route_scale")
+_NEEDED = {
+    "shape": ("width", "depth", "feed_forward"),
+    "budget": BUDGET_KEYS,
+    "hyper": ("lr", "weight_decay", "init_std"),
+}
+_LARGEST_FILE = 1_000_000
+
+
+class _Document:
+    """A parsed TOML file that can say on which line a key stands."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            if path.is_file() and path.stat().st_size > _LARGEST_FILE:
+                raise FileError(f"{path}: larger than {_LARGEST_FILE} bytes: give a reference or target file")
+            self.text = path.read_bytes().decode("utf-8")
+        except FileNotFoundError:
+            raise FileError(f"{path}: no such file; give the path of a TOML file with [shape] and [budget]") from None
+        except UnicodeDecodeError as problem:
+            raise FileError(
+                f"{path}: not UTF-8 text ({problem.reason} at byte {problem.start}); save it as UTF-8"
+            ) from None
+        except (OSError, ValueError) as problem:
+            if isinstance(problem, MueError):
+                raise
+            raise FileError(f"{path}: cannot be read ({getattr(problem, 'strerror', None) or problem})") from None
+        try:
+            self.data = tomllib.loads(self.text)
+        except (tomllib.TOMLDecodeError, RecursionError, ValueError) as problem:
+            raise FileError(f"{path}: not valid TOML: {str(problem) or 'nested too deeply'}") from None
+
+    def at(self, table: str, key: str | None = None) -> str:
+        """``file:line``, with the line of the key, or of its table, or of neither."""
+        here, header = "", 0
+        for number, line in enumerate(self.text.splitlines(), start=1):
+            opened = re.match(r"\s*\[\s*([^\]]*?)\s*\]", line)
+            if opened:
+                here = opened[1].replace('"', "")
+                header = number if here == table else header
+            named = re.match(r"""\s*["']?([^"'=]*?)["']?\s*=""", line)
+            if (
+                named
+                and key is not None
+                and ((named[1] == key and here == table) or named[1].replace(" ", "") == f"{table}.{key}")
+            ):
+                return f"{self.path}:{number}"
+        return f"{self.path}:{header}" if header else f"{self.path}"
+
+    def table(self, name: str, known: tuple[str, ...]) -> dict[str, Any]:
+        """The table of that name with only known keys and every needed one."""
+        data = self.data.get(name)
+        if data is None:
+            needed = ", ".join(_NEEDED[name])
+            raise FileError(f"{self.path}: no [{name}] table; add [{name}] with {needed}")
+        if not isinstance(data, dict):
+            raise FileError(f"{self.at('', name)}: {name} = {data!r}: write a table [{name}] with {', '.join(known)}")
+        for key in data:
+            if key not in known:
+                raise FileError(
+                    f"{self.at(name, key)}: unknown key {key!r} in [{name}]{nearest(key, known)}; "
+                    f"keys are {', '.join(known)}"
+                )
+        for key in _NEEDED[name]:
+            if key not in data:
+                raise FileError(f"{self.at(name)}: [{name}] has no {key!r}; add it")
+        return data
+
+    def no_others(self, *known: str) -> None:
+        """Refuse top-level names that are not known."""
+        for name in self.data:
+            if name not in known:
+                raise FileError(
+                    f"{self.at(name) if isinstance(self.data[name], dict) else self.at('', name)}: "
+                    f"unknown name {name!r}{nearest(name, known)}; "
+                    f"a file of this kind has {', '.join(f'[{k}]' for k in known)}"
+                )
+
+    def checked(self, table: str, data: Mapping[str, Any], make: Callable[[], T]) -> T:
+        """Run ``make``; put file and line before what it complains about."""
+        try:
+            return make()
+        except MueError as problem:
+            key = next((k for k in data if re.match(rf"{re.escape(k)}\b", str(problem))), None)
+            if key is None and str(problem).startswith("layout"):
+                key = "feed_forward"
+            if key is None and str(problem).startswith("beta"):
+                key = "betas"
+            raise FileError(f"{self.at(table, key)}: {problem}") from None
+
+
+def _feed_forward(shape: Mapping[str, Any]) -> FeedForward:
+    notation = shape["feed_forward"]
+    if not isinstance(notation, str):
+        raise FileError(f'feed_forward = {notation!r}: give a layout in quotes, such as "dense" or "128e8a4g1s"')
+    if notation.strip() != "dense":
+        # With an expansion in the file the width does not matter: the expansion is the mistake to name.
+        block = FeedForward.parse(notation, shape.get("expert_width", 1 if "expansion" in shape else None))
+        if "expansion" in shape:
+            raise FileError(
+                f'expansion beside feed_forward = "{notation}": it belongs to "dense"; give expert_width instead'
+            )
+        return block
+    if "expert_width" in shape:
+        raise FileError('expert_width beside feed_forward = "dense": give expansion, or write "dense@WIDTH"')
+    exact = real("expansion", shape.get("expansion", 1.0)) * count("width", shape["width"])
+    width = round(exact) if exact < LARGEST_COUNT else 0
+    if width < 1 or abs(exact - width) > 1e-6 * exact:
+        raise FileError(
+            f"expansion = {shape['expansion']} times width = {shape['width']} is {exact}, not a whole width; "
+            'write "dense@WIDTH"'
+        )
+    return FeedForward.dense(width)
+
+
+def _shape(document: _Document) -> ModelShape:
+    data = document.table("shape", SHAPE_KEYS)
+    rest = {key: data[key] for key in ("dense_layers", "head_dim") if key in data}
+    return document.checked(
+        "shape", data, lambda: ModelShape(data["width"], data["depth"], _feed_forward(data), **rest)
+    )
+
+
+def _budget(document: _Document) -> Budget:
+    data = document.table("budget", BUDGET_KEYS)
+    return document.checked("budget", data, lambda: Budget(**data))
+
+
+def read_reference(path: str | Path) -> Reference:
+    """The tuned reference in a TOML file."""
+    document = _Document(Path(path))
+    document.no_others("shape", "budget", "hyper", "tuned")
+    shape, budget = _shape(document), _budget(document)
+    data = document.table("hyper", HYPER_KEYS)
+    adamw = {key: value for key, value in data.items() if key != "route_scale"}
+    tables = document.data.get("tuned", {})
+    if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
+        raise FileError(
+            f"{document.at('', 'tuned')}: write one table per role, such as [tuned.embedding] with lr = 2e-3"
+        )
+    hyper = document.checked("hyper", data, lambda: Hyper(**adamw))
+    tuned = {
+        document.checked(f"tuned.{role}", table, lambda role=role: Role.parse(role)): document.checked(  # type: ignore[misc]
+            f"tuned.{role}",
+            table,
+            lambda role=role, table=table: tuned_from(role, table),  # type: ignore[misc]
+        )
+        for role, table in tables.items()
+    }
+    return document.checked("hyper", data, lambda: Reference(shape, budget, hyper, data.get("route_scale"), tuned))
+
+
+def read_target(path: str | Path) -> tuple[ModelShape, Budget]:
+    """The shape and budget in a TOML file; a reference file is a target too (its [hyper] is left unread)."""
+    document = _Document(Path(path))
+    document.no_others("shape", "budget", "hyper", "tuned")
+    return _shape(document), _budget(document)

@@ -1,0 +1,141 @@
+"""The tuned model that a transfer starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+from complete_mue.errors import ShapeError, TransferError, nearest
+from complete_mue.layout.numbers import real
+from complete_mue.layout.shape import Budget, ModelShape
+from complete_mue.layout.tensors import VECTOR_ROLES, Role
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """Global AdamW hyperparameters and the init standard deviation.
+
+    ``weight_decay`` follows torch.optim.AdamW: one step shrinks a weight by lr * weight_decay.
+    """
+
+    lr: float
+    weight_decay: float
+    init_std: float
+    betas: tuple[float, float] = (0.95, 0.95)
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lr", real("lr", self.lr))
+        object.__setattr__(self, "weight_decay", real("weight_decay", self.weight_decay, positive=False))
+        object.__setattr__(self, "init_std", real("init_std", self.init_std))
+        object.__setattr__(self, "eps", real("eps", self.eps, positive=False))
+        if not isinstance(self.betas, list | tuple) or len(self.betas) != 2:
+            raise ShapeError(f"betas = {self.betas!r}: give two numbers, such as [0.95, 0.95]")
+        betas = real("beta1", self.betas[0]), real("beta2", self.betas[1])
+        for name, beta in zip(("beta1", "beta2"), betas, strict=True):
+            if not 0 < 1 - beta < 1:
+                raise ShapeError(f"{name} = {beta}: 1 - {name} must lie between 0 and 1; give a value such as 0.95")
+        object.__setattr__(self, "betas", betas)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What one role had in the reference, where it differs from the global ``Hyper``; None means no difference."""
+
+    output: float | None = None
+    route_scale: float | None = None
+    residual: float | None = None
+    init_std: float | None = None
+    lr: float | None = None
+    weight_decay: float | None = None
+    eps: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in TUNABLE:
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, real(name, value, positive=name not in ("weight_decay", "eps")))
+
+
+TUNABLE = tuple(entry.name for entry in fields(Tuned))
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The tuned model: shape, budget, hyperparameters.
+
+    ``route_scale`` is the factor its forward put on the normalized routed sum, if that was not the number of activated
+    experts. ``tuned`` holds what single roles had of their own: a multiplier, a learning rate.
+    """
+
+    shape: ModelShape
+    budget: Budget
+    hyper: Hyper
+    route_scale: float | None = None
+    tuned: Mapping[Role, Tuned] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.route_scale is not None:
+            object.__setattr__(self, "route_scale", real("route_scale", self.route_scale))
+            if self.shape.main.is_dense:
+                raise ShapeError(
+                    f"route_scale = {self.route_scale} with a dense reference: nothing is routed there; leave it out"
+                )
+        object.__setattr__(self, "tuned", {Role.parse(role): tuned for role, tuned in self.tuned.items()})
+        widths = {block.active_width for block in self.shape.blocks}
+        if len(widths) > 1:
+            raise TransferError(
+                f"the reference's layers have active widths {sorted(widths)}: "
+                "a reference needs one active width for all layers"
+            )
+        if len({block.active for block in self.shape.blocks if block.groups}) > 1:
+            raise TransferError(
+                "the reference's layers activate different numbers of experts: use one layout for all routed layers"
+            )
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.budget, self.hyper, self.route_scale, tuple(sorted(self.tuned.items()))))
+
+    @property
+    def kappa(self) -> float:
+        """c* / a*: how far the reference's route scale was from its activated experts; 1 for a dense reference."""
+        return self.base(Role.EXPERT_DOWN).route_scale / self.shape.main.route_scale
+
+    def base(self, role: Role) -> Base:
+        """What this role had in the reference: the numbers that a rule's factors multiply."""
+        tuned, vector = self.tuned.get(role, Tuned()), role in VECTOR_ROLES
+        routed = role is Role.EXPERT_DOWN
+        return Base(
+            output=_first(tuned.output, 1.0),
+            route_scale=_first(tuned.route_scale, self.route_scale, self.shape.main.route_scale) if routed else 1.0,
+            residual=_first(tuned.residual, 1.0),
+            init_std=None if vector else _first(tuned.init_std, self.hyper.init_std),
+            lr=_first(tuned.lr, self.hyper.lr),
+            weight_decay=_first(tuned.weight_decay, 0.0 if vector else self.hyper.weight_decay),
+            eps=_first(tuned.eps, self.hyper.eps),
+        )
+
+
+@dataclass(frozen=True)
+class Base:
+    """One role's tuned values, complete. Norms and biases have no init std and are not decayed."""
+
+    output: float
+    route_scale: float
+    residual: float
+    init_std: float | None
+    lr: float
+    weight_decay: float
+    eps: float
+
+
+def _first(*values: float | None) -> float:
+    return next(float(value) for value in values if value is not None)
+
+
+def tuned_from(role: str, table: Mapping[str, object]) -> Tuned:
+    """A ``Tuned`` from plain data, or an error that names the nearest known key."""
+    for key in table:
+        if key not in TUNABLE:
+            raise ShapeError(f"{role}: unknown key {key!r}{nearest(key, TUNABLE)}; keys are {', '.join(TUNABLE)}")
+    return Tuned(**table)  # type: ignore[arg-type]  # each value is checked when made

@@ -1,0 +1,111 @@
+"""A model's shape and a run's budget: what the ratios of the rules are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from complete_mue.errors import ShapeError
+from complete_mue.layout.notation import FeedForward, Parameters
+from complete_mue.layout.numbers import count
+
+# The paper's attention: query, key, value, output gate and output projection, each width x width.
+ATTENTION_MATRICES = 5
+_DEEPEST = 1_000_000
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Residual width d, depth L, and the feed-forward block of every layer.
+
+    ``feed_forward`` is one block for all layers, or a tuple with one block per layer. ``dense_layers`` makes the first
+    layers dense at the same active width, as large MoE models do. ``head_dim`` matters only where attention heads grow
+    with the width: leave it out for heads of fixed size.
+    """
+
+    width: int
+    depth: int
+    feed_forward: FeedForward | tuple[FeedForward, ...]
+    dense_layers: int = 0
+    head_dim: int | None = None
+
+    def __post_init__(self) -> None:
+        count("width", self.width)
+        if count("depth", self.depth) > _DEEPEST:
+            raise ShapeError(f"depth = {self.depth}: give at most {_DEEPEST} layers")
+        count("dense_layers", self.dense_layers, least=0)
+        if self.head_dim is not None:
+            count("head_dim", self.head_dim)
+        if self.dense_layers > self.depth:
+            raise ShapeError(f"dense_layers = {self.dense_layers} of depth = {self.depth}: give at most the depth")
+        if isinstance(self.feed_forward, FeedForward):
+            return
+        object.__setattr__(self, "feed_forward", tuple(self.feed_forward))
+        if len(self.feed_forward) != self.depth or not all(isinstance(f, FeedForward) for f in self.feed_forward):
+            raise ShapeError(
+                f"feed_forward lists {len(self.feed_forward)} blocks for depth = {self.depth}: "
+                "give one FeedForward for all layers, or exactly one per layer"
+            )
+        if self.dense_layers:
+            raise ShapeError("dense_layers beside one block per layer: write the dense layers into the list instead")
+
+    @property
+    def blocks(self) -> tuple[FeedForward, ...]:
+        """The feed-forward block of each layer, first to last."""
+        if not isinstance(self.feed_forward, FeedForward):
+            return self.feed_forward
+        main = self.feed_forward
+        dense = main if main.is_dense else FeedForward.dense(main.active_width)
+        return (dense,) * self.dense_layers + (main,) * (self.depth - self.dense_layers)
+
+    @property
+    def kinds(self) -> tuple[FeedForward, ...]:
+        """The distinct blocks, in order of first appearance."""
+        return tuple(dict.fromkeys(self.blocks))
+
+    def label(self, kind: FeedForward) -> str:
+        """A kind's notation; with widths where two kinds of this shape would read alike."""
+        alike = sum(str(other) == str(kind) for other in self.kinds) > 1
+        return kind.with_widths if alike else str(kind)
+
+    @property
+    def main(self) -> FeedForward:
+        """The block that names the model: the last layer's."""
+        return self.blocks[-1]
+
+    @property
+    def active_width(self) -> int:
+        """H of the main block."""
+        return self.main.active_width
+
+    @property
+    def expansion(self) -> float:
+        """e = H / d of the main block."""
+        return self.active_width / self.width
+
+    @property
+    def parameters(self) -> Parameters:
+        """Matrix entries without embeddings: gated attention, SwiGLU, routers."""
+        attention = ATTENTION_MATRICES * self.width**2
+        blocks = self.blocks
+        total = Parameters(attention * self.depth, attention * self.depth)
+        for kind in self.kinds:
+            one, layers = kind.parameters(self.width), blocks.count(kind)
+            total += Parameters(one.active * layers, one.total * layers)
+        return total
+
+
+@dataclass(frozen=True)
+class Budget:
+    """B tokens per optimizer step, T steps."""
+
+    batch_tokens: int
+    steps: int
+
+    def __post_init__(self) -> None:
+        count("batch_tokens", self.batch_tokens)
+        count("steps", self.steps)
+
+    @property
+    def tokens(self) -> int:
+        """D = B T."""
+        return self.batch_tokens * self.steps

@@ -1,0 +1,67 @@
+"""What a tensor does in the model, and its axes by name.
+
+The rules speak of roles; a model declares, for each parameter, its role and which axis is summed over (the fan-in).
+Nothing is ever guessed from a tensor's number of dimensions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from complete_mue.errors import ShapeError, TransferError, nearest
+
+
+class Role(StrEnum):
+    """Every role a parameter can have, spelled as in plans, files and parameter groups."""
+
+    EMBEDDING = "embedding"
+    ATTENTION_IN = "attention_in"
+    ATTENTION_OUT = "attention_out"
+    DENSE_UP = "dense_up"
+    DENSE_DOWN = "dense_down"
+    SHARED_UP = "shared_up"
+    SHARED_DOWN = "shared_down"
+    EXPERT_UP = "expert_up"
+    EXPERT_DOWN = "expert_down"
+    ROUTER = "router"
+    MODULATION = "modulation"
+    NORM = "norm"
+    BIAS = "bias"
+    FINAL_NORM = "final_norm"
+    READOUT = "readout"
+
+    @classmethod
+    def parse(cls, name: str) -> Role:
+        """The role of that name, or an error that lists the roles."""
+        try:
+            return cls(name)
+        except ValueError:
+            known = [role.value for role in cls]
+            raise TransferError(f"role {name!r}{nearest(str(name), known)}: roles are {', '.join(known)}") from None
+
+
+FEED_FORWARD_ROLES = frozenset(
+    {
+        Role.DENSE_UP, Role.DENSE_DOWN, Role.SHARED_UP, Role.SHARED_DOWN, Role.EXPERT_UP, Role.EXPERT_DOWN, Role.ROUTER,
+    }
+)  # fmt: skip
+VECTOR_ROLES = frozenset({Role.NORM, Role.BIAS, Role.FINAL_NORM})
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One parameter: its qualified name, its role, its axes by name, and the axis that is summed over."""
+
+    name: str
+    role: Role
+    axes: tuple[str, ...]
+    fan_in: str | None
+
+    def __post_init__(self) -> None:
+        if self.fan_in is not None and self.fan_in not in self.axes:
+            raise ShapeError(
+                f"{self.name}: fan-in axis {self.fan_in!r} is not among its axes {self.axes}; name one of them"
+            )
+        if len(set(self.axes)) != len(self.axes):
+            raise ShapeError(f"{self.name}: axes {self.axes} repeat a name; give each axis its own")

@@ -1,0 +1,190 @@
+"""A plan as plain data and JSON, without loss."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from complete_mue.errors import FileError, MueError
+from complete_mue.layout.notation import FeedForward
+from complete_mue.layout.reference import Hyper, Reference, tuned_from
+from complete_mue.layout.shape import Budget, ModelShape
+from complete_mue.layout.tensors import Role
+from complete_mue.plan.export import plan_route_scale
+from complete_mue.plan.fold import fold
+from complete_mue.plan.plan import Factors, Multiplier, Plan, Row
+from complete_mue.rules.catalog import Rules
+from complete_mue.rules.ratios import Ratios
+from complete_mue.rules.sde import sde_report
+
+FORMAT = 1
+
+
+def plan_to_dict(plan: Plan) -> dict[str, Any]:
+    """What `mue plan --format json` prints."""
+    r, h, main, parameters = plan.ratios, plan.hyper, plan.shape.main, plan.shape.parameters
+    return {
+        "format": FORMAT,
+        "ratios": {
+            "width": r.width,
+            "depth": r.depth,
+            "batch": r.batch,
+            "tokens": r.tokens,
+            "active_width": r.active_width,
+        },
+        "global": {"lr": h.lr, "weight_decay": h.weight_decay, "eps": h.eps, "betas": list(h.betas)},
+        "rows": [_row_to_dict(row) for row in plan.rows],
+        "folded": [_row_to_dict(fold(row)) for row in plan.rows],
+        "sde": {
+            "exact": plan.sde.exact,
+            "sigma0": plan.sde.sigma0,
+            "lambda": plan.sde.lambda_,
+            "horizon": plan.sde.horizon,
+            "expert_sigma0": plan.sde.expert_sigma0,
+            "expert_batch": plan.sde.expert_batch,
+            "expert_duration": plan.sde.expert_duration,
+            "verdict": str(plan.sde),
+        },
+        "parameters": {"active": parameters.active, "total": parameters.total},
+        "feed_forward": {
+            "notation": str(main),
+            "active_width": main.active_width,
+            "route_scale": plan_route_scale(plan),
+            "density": main.density,
+        },
+        "attention_scale": plan.attention_scale,
+        "absent": [_row_to_dict(row) for row in plan.absent],
+        "reference": {
+            "shape": _shape_to_dict(plan.reference.shape),
+            "budget": asdict(plan.reference.budget),
+            "hyper": asdict(plan.reference.hyper),
+            "route_scale": plan.reference.route_scale,
+            "tuned": {role.value: asdict(tuned) for role, tuned in plan.reference.tuned.items()},
+        },
+        "target": {"shape": _shape_to_dict(plan.shape), "budget": asdict(plan.budget)},
+        "rules": asdict(plan.rules),
+        "betas": plan.betas,
+    }
+
+
+def plan_to_json(plan: Plan, indent: int | None = 2) -> str:
+    """JSON text: Python floats print their shortest exact form, so nothing is lost."""
+    return json.dumps(plan_to_dict(plan), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def plan_from_json(text: str) -> Plan:
+    """Read a plan back from JSON text."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as problem:
+        raise FileError(f"not a plan: invalid JSON ({problem}); write one with `mue plan --format json`") from None
+    return plan_from_dict(data)
+
+
+def plan_from_dict(data: Any) -> Plan:
+    """Read a plan back; rows are taken as written, the rest follows from reference and target."""
+    try:
+        if data["format"] != FORMAT:
+            raise FileError(
+                f"plan of format {data['format']!r}: this version reads format {FORMAT}; write it anew with `mue plan`"
+            )
+        given, target, glob = data["reference"], data["target"], data["global"]
+        reference = Reference(
+            _shape_from_dict(given["shape"]),
+            Budget(**given["budget"]),
+            Hyper(**given["hyper"]),
+            given["route_scale"],
+            {Role.parse(role): tuned_from(role, tuned) for role, tuned in given["tuned"].items()},
+        )
+        shape, budget, rules = (
+            _shape_from_dict(target["shape"]),
+            Budget(**target["budget"]),
+            Rules(**data["rules"]),
+        )
+        hyper = Hyper(init_std=reference.hyper.init_std, **glob)
+        if data["betas"] not in ("transfer", "hold"):
+            raise FileError(f"betas = {data['betas']!r}: give 'transfer' or 'hold'")
+        return Plan(
+            reference=reference,
+            shape=shape,
+            budget=budget,
+            rules=rules,
+            betas=data["betas"],
+            ratios=Ratios.between(reference, shape, budget),
+            hyper=hyper,
+            rows=tuple(_row_from_dict(row) for row in data["rows"]),
+            absent=tuple(_row_from_dict(row) for row in data["absent"]),
+            sde=sde_report(reference, shape, budget, hyper),
+        )
+    except (KeyError, TypeError, AttributeError, IndexError, OverflowError, ZeroDivisionError) as problem:
+        raise FileError(
+            f"not a plan: {type(problem).__name__} at {problem}; write one with `mue plan --format json`"
+        ) from None
+    except MueError as problem:
+        raise FileError(f"not a plan: {problem}") from None
+
+
+def _row_to_dict(row: Row) -> dict[str, Any]:
+    return {
+        "role": row.role.value,
+        "block": row.block,
+        "multiplier": row.multiplier,
+        "output": row.output,
+        "route_scale": row.route_scale,
+        "residual": row.residual,
+        "init_std": row.init_std,
+        "lr": row.lr,
+        "weight_decay": row.weight_decay,
+        "eps": row.eps,
+        "because": row.because,
+        "factors": asdict(row.factors),
+        "folded": asdict(row.folded),
+    }
+
+
+def _row_from_dict(data: Mapping[str, Any]) -> Row:
+    std = data["init_std"]
+    return Row(
+        role=Role.parse(data["role"]),
+        block=str(data["block"]),
+        forward=Multiplier(*(_finite(name, data[name]) for name in ("output", "route_scale", "residual"))),
+        folded=Multiplier(**{name: _finite(name, value) for name, value in data["folded"].items()}),
+        init_std=None if std is None else _finite("init_std", std),
+        lr=_finite("lr", data["lr"]),
+        weight_decay=_finite("weight_decay", data["weight_decay"]),
+        eps=_finite("eps", data["eps"]),
+        factors=Factors(**{name: _finite(name, value) for name, value in data["factors"].items()}),
+        because=str(data["because"]),
+    )
+
+
+def _finite(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        raise FileError(f"{name} = {value!r}: give a finite number of at least 0")
+    return float(value)
+
+
+def _shape_to_dict(shape: ModelShape) -> dict[str, Any]:
+    blocks = shape.feed_forward if isinstance(shape.feed_forward, tuple) else (shape.feed_forward,)
+    listed = [asdict(block) for block in blocks]
+    return {
+        "width": shape.width,
+        "depth": shape.depth,
+        "feed_forward": listed if isinstance(shape.feed_forward, tuple) else listed[0],
+        "dense_layers": shape.dense_layers,
+        "head_dim": shape.head_dim,
+    }
+
+
+def _shape_from_dict(data: Mapping[str, Any]) -> ModelShape:
+    from complete_mue.layout.notation import RoutedGroup
+
+    def block(entry: Mapping[str, Any]) -> FeedForward:
+        return FeedForward(tuple(entry["branches"]), tuple(RoutedGroup(**group) for group in entry["groups"]))
+
+    given = data["feed_forward"]
+    blocks = tuple(block(entry) for entry in given) if isinstance(given, list) else block(given)
+    return ModelShape(data["width"], data["depth"], blocks, data["dense_layers"], data["head_dim"])

@@ -1,0 +1,115 @@
+"""transfer(reference, shape, budget) -> Plan: the rule table times the ratios, role by role."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from complete_mue.errors import TransferError
+from complete_mue.layout.notation import FeedForward
+from complete_mue.layout.reference import Hyper, Reference
+from complete_mue.layout.shape import Budget, ModelShape
+from complete_mue.layout.tensors import FEED_FORWARD_ROLES, Role
+from complete_mue.plan.plan import OTHER_ROLES, Betas, Factors, Multiplier, Plan, Row, block_roles
+from complete_mue.rules.catalog import Rules
+from complete_mue.rules.layer import COLUMNS, REASONS, LayerRule
+from complete_mue.rules.ratios import Ratios, symbols
+from complete_mue.rules.schedule import transfer_beta
+from complete_mue.rules.sde import sde_report
+
+
+def transfer(
+    reference: Reference,
+    shape: ModelShape,
+    budget: Budget | None = None,
+    *,
+    rules: Rules | str = "complete_mue",
+    betas: Betas = "transfer",
+) -> Plan:
+    """The target's hyperparameters from the reference's.
+
+    ``budget`` defaults to the reference's. ``betas="hold"`` keeps the reference's betas where the rule would push
+    1 - beta to 1 or beyond.
+    """
+    rules, budget = Rules.named(rules), budget or reference.budget
+    if betas not in ("transfer", "hold"):
+        raise TransferError(f"betas={betas!r}: give 'transfer' or 'hold'")
+    ratios = Ratios.between(reference, shape, budget)
+    hyper = _global(reference.hyper, ratios, rules, betas)
+    kinds = {shape.label(kind): kind for kind in shape.kinds}
+    present = block_roles(shape)
+    missing = sorted(FEED_FORWARD_ROLES - {role for role, _ in present})
+
+    def row(role: Role, block: str) -> Row:
+        return _row(reference, shape, ratios, rules, role, block, kinds.get(block, shape.main))
+
+    rows = {(role, block): row(role, block) for role, block in [*((role, "") for role in OTHER_ROLES), *present]}
+    order = list(Role)
+    return Plan(
+        reference=reference,
+        shape=shape,
+        budget=budget,
+        rules=rules,
+        betas=betas,
+        ratios=ratios,
+        hyper=hyper,
+        rows=tuple(rows[key] for key in sorted(rows, key=lambda key: order.index(key[0]))),
+        absent=tuple(row(role, shape.label(shape.main)) for role in missing),
+        sde=sde_report(reference, shape, budget, hyper),
+    )
+
+
+def _global(hyper: Hyper, ratios: Ratios, rules: Rules, betas: Betas) -> Hyper:
+    if not rules.scales_schedule:
+        return hyper
+    s = ratios.schedule
+    scaled = replace(hyper, lr=hyper.lr * s, weight_decay=hyper.weight_decay * s, eps=hyper.eps / s)
+    if betas == "hold":
+        return scaled
+    beta1, beta2 = (
+        transfer_beta(name, beta, ratios.steps) for name, beta in zip(("beta1", "beta2"), hyper.betas, strict=True)
+    )
+    return replace(scaled, betas=(beta1, beta2))
+
+
+def _row(
+    reference: Reference,
+    shape: ModelShape,
+    ratios: Ratios,
+    rules: Rules,
+    role: Role,
+    block: str,
+    kind: FeedForward,
+) -> Row:
+    rule, base = rules.table[role], reference.base(role)
+    values = {**symbols(reference, shape, ratios, kind, role), "F": rules.forward_factor}
+    factors = Factors(**{column: getattr(rule, column).evaluate(values) for column in COLUMNS})
+    return Row(
+        role=role,
+        block=block,
+        forward=Multiplier(
+            output=base.output * factors.output,
+            route_scale=base.route_scale * factors.route_scale,
+            residual=base.residual * factors.residual,
+        ),
+        folded=Multiplier(),
+        init_std=None if base.init_std is None else base.init_std * factors.init_std,
+        lr=base.lr * factors.lr,
+        weight_decay=base.weight_decay * factors.weight_decay,
+        eps=base.eps * factors.eps,
+        factors=factors,
+        because=_because(rule),
+    )
+
+
+_WORDS = {
+    "output": "A ×", "route_scale": "route scale ×", "residual": "residual ×",
+    "init_std": "std ×", "lr": "lr ×", "weight_decay": "wd ×", "eps": "eps ×",
+}  # fmt: skip
+
+
+def _because(rule: LayerRule) -> str:
+    """One line: the factors of the row, and the equations they come from."""
+    cells = [(column, getattr(rule, column)) for column in COLUMNS]
+    changed = [f"{_WORDS[column]} {cell}" for column, cell in cells if cell.powers]
+    sources = dict.fromkeys(REASONS[column, symbol].equation for column, cell in cells for symbol, _ in cell.powers)
+    return f"{', '.join(changed)} [{'; '.join(sources)}]" if changed else "unchanged by the rules"

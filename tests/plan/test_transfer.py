@@ -1,0 +1,206 @@
+"""Transfers as algebra: identity, composition, inverse, folding; and the worked numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import complete_mue as mue
+from complete_mue.plan.plan import Factors
+from strategies import budgets, references, shapes
+
+
+def test_worked_numbers(lm_plan: mue.Plan) -> None:
+    """RULES section 7, number 1."""
+    assert lm_plan.shape.active_width == 4608
+    assert lm_plan.ratios.active_width == 4.5
+    assert lm_plan.ratios.schedule == 0.5
+    assert lm_plan.hyper.lr == 5e-4
+    assert lm_plan.hyper.weight_decay == 0.05
+    down = lm_plan.row("expert_down")
+    assert down.output == pytest.approx(0.222222, rel=1e-5)
+    assert down.route_scale == 8
+    assert down.init_std == pytest.approx(0.0075, rel=1e-12)
+    assert down.lr == pytest.approx(6.25e-5, rel=1e-12)
+    assert down.weight_decay == pytest.approx(0.4, rel=1e-12)
+    assert lm_plan.row("expert_up").init_std == pytest.approx(0.0035355339, rel=1e-8)
+    assert lm_plan.row("shared_down").multiplier == pytest.approx(2 / 9)
+
+
+@given(references())
+def test_identity_is_exact(reference: mue.Reference) -> None:
+    plan = mue.transfer(reference, reference.shape, reference.budget)
+    for row in (*plan.rows, *plan.absent):
+        assert row.factors == Factors(1, 1, 1, 1, 1, 1, 1)
+    assert plan.hyper == reference.hyper
+    assert plan.sde.exact
+    if reference.route_scale is not None:
+        assert plan.row("expert_down").route_scale == reference.route_scale
+    elif not reference.shape.main.is_dense:
+        assert plan.row("expert_down").route_scale == reference.shape.main.active
+
+
+@given(references(), shapes(), budgets, shapes(), budgets)
+def test_composition(
+    a: mue.Reference, b: mue.ModelShape, b_budget: mue.Budget, c: mue.ModelShape, c_budget: mue.Budget
+) -> None:
+    """A -> B -> C is A -> C."""
+    middle = mue.transfer(a, b, b_budget, betas="hold").as_reference()
+    assert mue.transfer(middle, c, c_budget, betas="hold").isclose(mue.transfer(a, c, c_budget, betas="hold"), 1e-10)
+
+
+@given(references(), shapes(), budgets)
+def test_inverse(a: mue.Reference, b: mue.ModelShape, budget: mue.Budget) -> None:
+    """A -> B -> A is the identity."""
+    there = mue.transfer(a, b, budget, betas="hold")
+    back = mue.transfer(there.as_reference(), a.shape, a.budget, betas="hold")
+    assert back.isclose(mue.transfer(a, a.shape, a.budget), 1e-10)
+
+
+@given(st.integers(2, 9), st.integers(2, 9))
+def test_betas_compose(one: int, two: int) -> None:
+    shape = mue.ModelShape(64, 4, mue.FeedForward.dense(64))
+    a = mue.Reference(shape, mue.Budget(1000, 1000), mue.Hyper(1e-3, 0.1, 0.02, betas=(0.9, 0.95)))
+    middle = mue.transfer(a, shape, mue.Budget(1000, 1000 * one)).as_reference()
+    direct = mue.transfer(a, shape, mue.Budget(1000, 1000 * one * two))
+    assert mue.transfer(middle, shape, mue.Budget(1000, 1000 * one * two)).isclose(direct)
+
+
+@pytest.mark.parametrize("rules", ["completep", "mup", "mup_moe", "sp"])
+@given(a=references(), b=shapes(), c=shapes())
+def test_alternatives_compose_too(rules: str, a: mue.Reference, b: mue.ModelShape, c: mue.ModelShape) -> None:
+    middle = mue.transfer(a, b, rules=rules).as_reference()
+    assert mue.transfer(middle, c, rules=rules).isclose(mue.transfer(a, c, rules=rules), 1e-10)
+
+
+@given(references(), shapes(), budgets)
+def test_fold_and_unfold(a: mue.Reference, b: mue.ModelShape, budget: mue.Budget) -> None:
+    plan = mue.transfer(a, b, budget, betas="hold")
+    folded = plan.fold()
+    assert folded.is_folded
+    assert folded.fold() == folded
+    assert folded.unfold().isclose(plan)
+    for before, after in zip(plan.rows, folded.rows, strict=True):
+        m = before.multiplier
+        assert after.multiplier == 1
+        assert math.isclose(after.lr, before.lr * m, rel_tol=1e-12)
+        assert math.isclose(after.lr * after.weight_decay, before.lr * before.weight_decay, rel_tol=1e-12)
+        assert math.isclose(after.eps * m, before.eps, rel_tol=1e-12)
+
+
+@given(references(), shapes(), budgets)
+def test_json_loses_nothing(a: mue.Reference, b: mue.ModelShape, budget: mue.Budget) -> None:
+    plan = mue.transfer(a, b, budget, betas="hold")
+    assert mue.Plan.from_json(plan.to_json()) == plan
+    assert mue.Plan.from_json(plan.fold().to_json(indent=None)) == plan.fold()
+
+
+def test_an_moe_reference_keeps_its_own_route_scale() -> None:
+    """kappa = c*/a* stays with the reference; dense and shared rows do not change."""
+    shape = mue.ModelShape(64, 4, mue.FeedForward.parse("16e4a1s", 16))
+    hyper, budget = mue.Hyper(1e-3, 0.1, 0.02), mue.Budget(100, 100)
+    target = mue.ModelShape(64, 4, mue.FeedForward.parse("64e8a1s", 16))
+    usual = mue.transfer(mue.Reference(shape, budget, hyper), target)
+    halved = mue.transfer(mue.Reference(shape, budget, hyper, route_scale=2.0), target)
+    assert usual.row("expert_down").route_scale == 8
+    assert halved.row("expert_down").route_scale == 4
+    assert halved.row("shared_down") == usual.row("shared_down")
+
+
+def test_blocks_of_several_widths_have_rows_of_their_own(lm_reference: mue.Reference) -> None:
+    blocks = (mue.FeedForward.dense(512), mue.FeedForward.dense(1024), mue.FeedForward.parse("8e2a", 256))
+    plan = mue.transfer(lm_reference, mue.ModelShape(256, 3, blocks))
+    with pytest.raises(mue.MueError, match="name the block kind"):
+        plan.row("dense_down")
+    assert plan.row("dense_down", block="dense@512").output == 0.5
+    assert plan.row("dense_down", block="dense@1024").output == 0.25
+    assert plan.row("expert_down").output == 0.5
+    with pytest.raises(mue.MueError, match="one active width"):
+        plan.as_reference()
+
+
+def test_rows_and_roles(lm_plan: mue.Plan) -> None:
+    with pytest.raises(mue.MueError, match="did you mean 'expert_down'"):
+        lm_plan.row("expert_dwn")
+    dense = mue.transfer(lm_plan.reference, lm_plan.reference.shape)
+    with pytest.raises(mue.MueError, match="no row for role 'router'"):
+        dense.row("router")
+
+
+def test_explain_derives_the_number(lm_plan: mue.Plan) -> None:
+    text = lm_plan.explain("expert_down")
+    assert "0.01 × ρ_d^-1/2 ρ_H^1/2 = 0.01 × 8^-1/2 × 4.5^1/2 = 0.0075" in text
+    assert "r = a" in text
+    assert "Eq. route-scale-main" in text
+    assert "folded: the forward multiplier m = 1.77778" in lm_plan.fold().explain("expert_down")
+    for row in lm_plan.rows:
+        assert row.role.value in lm_plan.explain()
+
+
+def test_table_fits_100_columns(lm_plan: mue.Plan) -> None:
+    deep = mue.transfer(
+        lm_plan.reference,
+        mue.ModelShape(1000, 77, mue.FeedForward.parse("dense@77+32e2a@100+99e7a@33"), dense_layers=1),
+        mue.Budget(777, 7777),
+        betas="hold",
+    )
+    for plan in (lm_plan, lm_plan.fold(), deep, deep.fold()):
+        lines = str(plan).splitlines()
+        assert max(map(len, lines)) <= 100
+        assert all(any(row.role.value in line for line in lines) for row in plan.rows)
+
+
+def test_markdown_and_csv(lm_plan: mue.Plan) -> None:
+    import csv
+    import io
+
+    rows = list(csv.DictReader(io.StringIO(lm_plan.to_csv())))
+    assert [row["role"] for row in rows] == [row.role.value for row in lm_plan.rows]
+    assert float(rows[8]["init_std"]) == lm_plan.row("expert_down").init_std
+    table = [line for line in lm_plan.to_markdown().splitlines() if line.startswith("|")]
+    assert len({line.count("|") for line in table}) == 1
+    assert len(table) == len(lm_plan.rows) + 2
+
+
+def test_json_keys(lm_plan: mue.Plan) -> None:
+    data = json.loads(lm_plan.to_json())
+    assert set(data["ratios"]) == {"width", "depth", "batch", "tokens", "active_width"}
+    assert set(data["global"]) == {"lr", "weight_decay", "eps", "betas"}
+    keys = {"role", "multiplier", "route_scale", "residual", "init_std", "lr", "weight_decay", "eps", "because"}
+    assert all(keys <= set(row) for row in data["rows"] + data["folded"])
+    assert all(row["multiplier"] == 1 for row in data["folded"])
+    sde = {"exact", "sigma0", "lambda", "horizon", "expert_sigma0", "expert_batch", "expert_duration"}
+    assert sde <= set(data["sde"])
+    assert data["parameters"] == {"active": 624689152, "total": 6286999552}
+    assert data["feed_forward"] == {
+        "notation": "128e8a4g1s", "active_width": 4608, "route_scale": 8.0, "density": 0.0625,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("spoil", ["rows", "reference", "target", "rules", "betas", "global", "format"])
+def test_spoiled_plans_are_refused(lm_plan: mue.Plan, spoil: str) -> None:
+    data = lm_plan.to_dict()
+    for wrong in ([{}], {"x": 1}, "text", None, 7):
+        with pytest.raises(mue.MueError):
+            mue.Plan.from_dict({**data, spoil: wrong})
+    del data[spoil]
+    with pytest.raises(mue.MueError, match="not a plan"):
+        mue.Plan.from_dict(data)
+    with pytest.raises(mue.MueError, match="invalid JSON"):
+        mue.Plan.from_json("{")
+
+
+def test_attention_scale(lm_reference: mue.Reference) -> None:
+    import dataclasses
+
+    reference = dataclasses.replace(lm_reference, shape=dataclasses.replace(lm_reference.shape, head_dim=64))
+    block = mue.FeedForward.dense(256)
+    fixed = mue.transfer(reference, mue.ModelShape(256, 32, block, head_dim=64))
+    grown = mue.transfer(reference, mue.ModelShape(256, 32, block, head_dim=128))
+    assert fixed.attention_scale == pytest.approx(1 / math.sqrt(64))
+    assert grown.attention_scale == pytest.approx(fixed.attention_scale / 2)
+    assert mue.transfer(lm_reference, mue.ModelShape(256, 32, block)).attention_scale is None

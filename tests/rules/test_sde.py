@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+import complete_mue as mue
+from complete_mue.rules.routing import (
+    corrected_route_scale,
+    forward_factor,
+    forward_factor_sigmoid,
+    forward_factor_softmax,
+)
+
+
+def reference(layout: str = "dense", width: int = 64) -> mue.Reference:
+    shape = mue.ModelShape(64, 4, mue.FeedForward.parse(layout, width))
+    return mue.Reference(shape, mue.Budget(1000, 10_000), mue.Hyper(1e-3, 0.1, 0.02))
+
+
+def test_fixed_tokens_is_exact() -> None:
+    base = reference()
+    plan = mue.transfer(base, base.shape, mue.Budget(4000, 2500))
+    assert plan.hyper.lr == pytest.approx(2e-3)
+    assert plan.hyper.betas == pytest.approx((0.8, 0.8))
+    assert plan.sde.exact
+    assert (plan.sde.sigma0, plan.sde.lambda_, plan.sde.horizon) == pytest.approx((1, 1, 1))
+
+
+def test_fixed_steps_moves_sigma0() -> None:
+    base = reference()
+    plan = mue.transfer(base, base.shape, mue.Budget(4000, 10_000))
+    assert plan.hyper == base.hyper
+    assert not plan.sde.exact
+    assert plan.sde.sigma0 == pytest.approx(0.5)
+    assert plan.sde.horizon == 1
+    assert "approximate" in str(plan.sde)
+
+
+def test_activated_experts_move_the_experts_sigma0_alone() -> None:
+    base = reference("64e8a", 8)
+    plan = mue.transfer(base, mue.ModelShape(64, 4, mue.FeedForward.parse("64e2a", 8)))
+    assert plan.sde.sigma0 == 1
+    assert plan.sde.expert_batch == plan.sde.expert_duration == pytest.approx(0.25)
+    assert plan.sde.expert_sigma0 == pytest.approx(2)
+    finer = mue.transfer(base, mue.ModelShape(64, 4, mue.FeedForward.parse("256e32a", 2)))
+    assert finer.sde.exact  # fixed density
+
+
+def test_dense_to_sparse() -> None:
+    plan = mue.transfer(reference(), mue.ModelShape(64, 4, mue.FeedForward.parse("64e4a", 16)))
+    assert plan.sde.expert_batch == pytest.approx(1 / 16)
+    assert plan.sde.expert_sigma0 == pytest.approx(4)
+
+
+def test_mixed_densities_identity() -> None:
+    base = reference("dense@8+4e1a@8+32e1a@8")
+    assert mue.transfer(base, base.shape).sde.exact
+
+
+def test_measured_load() -> None:
+    plan = mue.transfer(reference(), mue.ModelShape(64, 4, mue.FeedForward.parse("4e2a", 16)))
+    balanced = plan.sde_with_load([0.5] * 4)
+    assert balanced.minimum == balanced.median == balanced.maximum == pytest.approx(plan.sde.expert_sigma0)
+    skewed = plan.sde_with_load([1.0, 0.5, 0.25, 0.25])
+    assert skewed.sigma0 == pytest.approx((1, math.sqrt(2), 2, 2))
+    assert (skewed.minimum, skewed.median, skewed.maximum) == pytest.approx((1, (math.sqrt(2) + 2) / 2, 2))
+    assert plan.sde_with_load([1.0, 1.0, 0.0, 0.0]).maximum == math.inf
+    with pytest.raises(mue.MueError, match="one per expert"):
+        plan.sde_with_load([1.0])
+    with pytest.raises(mue.MueError, match="sums to active = 2"):
+        plan.sde_with_load([1.0] * 4)
+
+
+def test_betas_that_leave_the_range() -> None:
+    base = reference()
+    with pytest.raises(mue.MueError, match='betas="hold"'):
+        mue.transfer(base, base.shape, mue.Budget(1000, 400))
+    assert mue.transfer(base, base.shape, mue.Budget(1000, 400), betas="hold").hyper.betas == (0.95, 0.95)
+    with pytest.raises(mue.MueError, match="'transfer' or 'hold'"):
+        mue.transfer(base, base.shape, betas="keep")  # type: ignore[arg-type]
+
+
+def softmax(logits: list[float]) -> list[float]:
+    total = sum(map(math.exp, logits))
+    return [math.exp(x) / total for x in logits]
+
+
+def sigmoid(logits: list[float]) -> list[float]:
+    scores = [1 / (1 + math.exp(-x)) for x in logits]
+    return [score / sum(scores) for score in scores]
+
+
+@pytest.mark.parametrize("mean", [0.0, 1.5, -2.0])
+def test_forward_factor_expansions(mean: float) -> None:
+    deltas = [0.02, -0.01, 0.03, -0.04]
+    logits, squares = [mean + delta for delta in deltas], sum(delta**2 for delta in deltas)
+    assert forward_factor([softmax(logits)]) == pytest.approx(forward_factor_softmax(4, squares), abs=2e-5)
+    measured = forward_factor([sigmoid(logits)])
+    assert measured == pytest.approx(forward_factor_sigmoid(4, squares, mean), abs=2e-5)
+    assert measured - 1 == pytest.approx(forward_factor_sigmoid(4, squares, mean) - 1, rel=0.05)
+
+
+def test_forward_factor_of_equal_weights_is_one() -> None:
+    assert forward_factor([[0.25] * 4] * 3) == 1
+    assert forward_factor_sigmoid(4, 0.0) == forward_factor_softmax(4, 0.0) == 1
+    assert corrected_route_scale(8, 1.0) == 8

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import complete_mue as mue
+
+
+def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "complete_mue", *arguments]
+    environment = {**os.environ, "COLUMNS": "100"}
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, env=environment)
+
+
+FILES = ("examples/lm_reference.toml", "examples/lm_large.toml")
+
+
+def test_plan_json_has_the_worked_numbers(root: Path, lm_plan: mue.Plan) -> None:
+    done = run("plan", *FILES, "--format", "json", cwd=root)
+    assert done.returncode == 0, done.stderr
+    assert mue.Plan.from_json(done.stdout) == lm_plan
+    data = json.loads(done.stdout)
+    rows = {row["role"]: row for row in data["rows"]}
+    assert data["global"]["lr"] == pytest.approx(5e-4, rel=1e-6)
+    assert data["global"]["weight_decay"] == pytest.approx(0.05, rel=1e-6)
+    assert rows["expert_down"]["multiplier"] == pytest.approx(8 / 4.5, rel=1e-6)
+    assert rows["expert_down"]["init_std"] == pytest.approx(0.0075, rel=1e-6)
+    assert rows["expert_up"]["init_std"] == pytest.approx(0.0035355339, rel=1e-6)
+    assert rows["expert_down"]["lr"] == pytest.approx(6.25e-5, rel=1e-6)
+    assert rows["expert_down"]["weight_decay"] == pytest.approx(0.4, rel=1e-6)
+    assert data["ratios"]["active_width"] == 4.5
+
+
+def test_every_format(root: Path, lm_plan: mue.Plan) -> None:
+    assert run("plan", *FILES, cwd=root).stdout.rstrip() == str(lm_plan)
+    assert run("plan", *FILES, "--json", cwd=root).stdout == run("plan", *FILES, "--format", "json", cwd=root).stdout
+    assert run("plan", *FILES, "--format", "markdown", cwd=root).stdout.rstrip() == lm_plan.to_markdown()
+    assert run("plan", *FILES, "--format", "csv", "--fold", cwd=root).stdout == lm_plan.fold().to_csv()
+    explained = run("plan", *FILES, "--explain", "--role", "router", cwd=root).stdout
+    assert explained.rstrip() == lm_plan.explain("router")
+    assert "mup" in run("plan", *FILES, "--rules", "mup", cwd=root).stdout
+
+
+def test_layout(root: Path) -> None:
+    arguments = ("layout", "128e8a4g1s", "--width", "1024", "--expert-width", "512", "--depth", "32")
+    facts = json.loads(run(*arguments, "--dense-layers", "2", "--json", cwd=root).stdout)
+    assert facts["active_width"] == 4608
+    assert facts["multiplier"] == pytest.approx(1 / 4.5)
+    assert facts["route_scale"] == 8
+    assert facts["parameters"] == {"active": 624689152, "total": 6286999552}
+    text = run(*arguments, cwd=root).stdout
+    assert "active width H = 4608" in text
+    assert "route scale r = 8" in text
+    assert json.loads(run("layout", "dense", "--width", "64", "--json", cwd=root).stdout)["multiplier"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("layout", "64e8", "--width", "8"), "cannot read '64e8'"),
+        (("layout", "64e8a5g", "--width", "8", "--expert-width", "4"), "must divide"),
+        (("layout", "4e8a", "--width", "8", "--expert-width", "4"), "cannot activate more experts"),
+        (("layout", "4e2a", "--width", "8"), "expert_width"),
+        (("layout", "4e2a", "--width", "-8", "--expert-width", "4"), "width = -8"),
+        (("layout", "4e2a"), "--width"),
+        (("plan", "none.toml", "none.toml"), "none.toml: no such file"),
+        (("plan", FILES[0], "Makefile"), "not valid TOML"),
+        (("plan", *FILES, "--rules", "mupp"), "did you mean 'mup'?"),
+        (("plan", *FILES, "--explain", "--role", "expertdown"), "did you mean 'expert_down'?"),
+        (("plan", *FILES, "--frmat", "json"), "--frmat"),
+        (("plann",), "plann"),
+        (("plan", FILES[1], FILES[0]), "[hyper]"),
+    ],
+)
+def test_errors_are_one_line_and_status_2(root: Path, arguments: tuple[str, ...], says: str) -> None:
+    done = run(*arguments, cwd=root)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_betas_that_leave_the_range_name_the_remedy(root: Path, tmp_path: Path) -> None:
+    short = (root / FILES[1]).read_text().replace("steps = 100000", "steps = 100")
+    (tmp_path / "short.toml").write_text(short)
+    done = run("plan", FILES[0], str(tmp_path / "short.toml"), cwd=root)
+    assert done.returncode == 2
+    assert "--betas hold" in done.stderr
+    assert run("plan", FILES[0], str(tmp_path / "short.toml"), "--betas", "hold", cwd=root).returncode == 0
+
+
+def test_help_teaches(root: Path) -> None:
+    top = run("--help", cwd=root).stdout
+    assert run(cwd=root).stdout == top
+    for command in ("plan", "layout"):
+        assert command in top
+        assert "Example" in run(command, "--help", cwd=root).stdout
+    assert run("--version", cwd=root).stdout.strip() == mue.__version__
+
+
+def test_import_loads_no_torch() -> None:
+    code = "import sys, complete_mue, complete_mue.cli; print([m for m in ('torch', 'numpy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

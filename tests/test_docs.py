@@ -1,0 +1,74 @@
+"""The README and the docs are executed: snippets run, commands work, tables equal the code's."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from complete_mue.layout.tensors import VECTOR_ROLES, Role
+from complete_mue.rules.layer import COLUMNS, COMPLETE_MUE
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def fenced(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_snippets_run(page: Path) -> None:
+    for snippet in fenced(page, "python"):
+        subprocess.run([sys.executable, "-W", "error", "-c", snippet], check=True, cwd=ROOT, capture_output=True)
+
+
+def commands() -> list[str]:
+    lines = [line for page in PAGES for block in fenced(page, "bash") for line in block.splitlines()]
+    return [line.split(" #")[0].strip() for line in lines if line.strip()]
+
+
+@pytest.mark.parametrize("command", [c for c in commands() if c.startswith("mue ")])
+def test_mue_commands_work(command: str) -> None:
+    words = shlex.split(command)[1:]
+    done = subprocess.run(
+        [sys.executable, "-m", "complete_mue", *words], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_make_targets_exist() -> None:
+    targets = [c.split()[1] for c in commands() if c.startswith("make ")]
+    assert {"quickstart", "test"} <= set(targets)
+    makefile = (ROOT / "Makefile").read_text()
+    for target in targets:
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
+    assert "make test" in (ROOT / ".ci/run").read_text()
+
+
+def test_links_lead_somewhere() -> None:
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_rule_table_equals_the_code() -> None:
+    text = (ROOT / "docs/rules.md").read_text(encoding="utf-8").split("<!-- table: complete_mue -->")[1]
+    rows = [line for line in text.split("\n\n")[0].splitlines() if line.startswith("|")][2:]
+    seen = set()
+    for row in rows:
+        names, *cells = [cell.strip() for cell in row.strip("|").split("|")]
+        for name in names.split(", "):
+            role = Role(name)
+            seen.add(role)
+            for column, cell in zip(COLUMNS, cells, strict=True):
+                if role in VECTOR_ROLES and column in ("init_std", "weight_decay"):
+                    assert cell == "–"
+                else:
+                    assert cell == str(getattr(COMPLETE_MUE[role], column)), f"{name} {column}"
+    assert seen == set(Role)

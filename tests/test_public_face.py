@@ -1,0 +1,15 @@
+"""What `import complete_mue as mue` offers is pinned: a change here is a change for users."""
+
+from __future__ import annotations
+
+import complete_mue as mue
+
+NAMES = {
+    "Budget", "FeedForward", "Hyper", "ModelShape", "MueError", "Plan", "Reference", "Role", "RoutedGroup", "Row",
+    "Rules", "Tuned", "__version__", "read_reference", "read_target", "transfer",
+}  # fmt: skip
+
+
+def test_names() -> None:
+    assert set(mue.__all__) == NAMES
+    assert all(hasattr(mue, name) for name in NAMES)
