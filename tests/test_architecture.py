@@ -13,11 +13,14 @@ ALLOWED = {
     "layout": set(),
     "rules": {"layout"},
     "plan": {"layout", "rules"},
+    "apply": {"layout", "rules", "plan"},
+    "export": {"layout", "rules", "plan"},
     "kernels": set(),
     "nn": {"layout", "kernels"},
+    "models": {"layout", "rules", "plan", "apply", "kernels", "nn"},
     "bench": {"layout", "kernels", "nn"},
-    "cli": {"layout", "rules", "plan", "bench", "__init__"},
-    "__init__": {"layout", "rules", "plan"},
+    "cli": {"layout", "rules", "plan", "apply", "export", "models", "bench", "__init__"},
+    "__init__": {"layout", "rules", "plan", "apply"},
     "__main__": {"cli"},
 }
 THEORY = {"errors", "layout", "rules", "plan", "__init__"}

@@ -9,6 +9,8 @@
 Importing this module loads no torch; what needs torch is loaded on first use.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from complete_mue.errors import MueError
 from complete_mue.layout import (
     Budget,
@@ -27,8 +29,44 @@ from complete_mue.rules import Rules
 
 __version__ = "0.1.0"
 
+# What needs torch, and where it lives; loaded on first use.
+_LAZY = {
+    "Family": "complete_mue.apply.family",
+    "Setup": "complete_mue.apply.setup",
+    "check": "complete_mue.apply.checks",
+    "check_scheduler": "complete_mue.apply.optim",
+    "clip_grad_norm_": "complete_mue.apply.optim",
+    "describe": "complete_mue.apply.bind",
+    "initialize": "complete_mue.apply.initialize",
+    "normalize_routing": "complete_mue.apply.bind",
+    "param_groups": "complete_mue.apply.optim",
+}
+if TYPE_CHECKING:
+    from complete_mue.apply.bind import describe, normalize_routing
+    from complete_mue.apply.checks import check
+    from complete_mue.apply.family import Family
+    from complete_mue.apply.initialize import initialize
+    from complete_mue.apply.optim import check_scheduler, clip_grad_norm_, param_groups
+    from complete_mue.apply.setup import Setup
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'complete_mue' has no attribute {name!r}")
+    import importlib
+
+    try:
+        module = importlib.import_module(_LAZY[name])
+    except ModuleNotFoundError as problem:
+        if problem.name != "torch":
+            raise
+        raise MueError(f"mue.{name} needs torch: install it with `pip install 'complete-mue[torch]'`") from None
+    return getattr(module, name)
+
+
 __all__ = [
     "Budget",
+    "Family",
     "FeedForward",
     "Hyper",
     "ModelShape",
@@ -39,8 +77,16 @@ __all__ = [
     "RoutedGroup",
     "Row",
     "Rules",
+    "Setup",
     "Tuned",
     "__version__",
+    "check",
+    "check_scheduler",
+    "clip_grad_norm_",
+    "describe",
+    "initialize",
+    "normalize_routing",
+    "param_groups",
     "read_reference",
     "read_target",
     "transfer",

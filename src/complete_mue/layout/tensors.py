@@ -51,12 +51,21 @@ VECTOR_ROLES = frozenset({Role.NORM, Role.BIAS, Role.FINAL_NORM})
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One parameter: its qualified name, its role, its axes by name, and the axis that is summed over."""
+    """One parameter: its qualified name, its role, its axes by name, and the axis that is summed over.
+
+    ``layer`` is the residual layer it belongs to. ``multiplier`` is what the model's own forward already puts on this
+    tensor's contribution. ``multiplied_as`` says which of a plan's multipliers belongs to it: its role's own (empty),
+    a role's name for a bias that is scaled with that role's product, ``residual`` for a norm behind a residual branch,
+    and ``inner`` for a projection before such a norm (all but the residual multiplier).
+    """
 
     name: str
     role: Role
     axes: tuple[str, ...]
     fan_in: str | None
+    layer: int | None = None
+    multiplier: float = 1.0
+    multiplied_as: str = ""
 
     def __post_init__(self) -> None:
         if self.fan_in is not None and self.fan_in not in self.axes:

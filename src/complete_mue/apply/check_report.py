@@ -1,0 +1,125 @@
+"""A check's result for people: a table, a picture, and a JSON file."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from complete_mue.apply.checks import AxisCheck, CheckResult
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def tables(result: CheckResult) -> Iterator[Table | str]:
+    """One table per axis, the findings, and the verdict last."""
+    from rich import box
+    from rich.table import Table
+
+    for axis in result.axes:
+        title = f"{axis.axis}: {', '.join(f'{x:g}' for x in axis.xs)}"
+        table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+        for heading in ("role", "size", "change", "slope of size", "slope of change", "formula", "experts", ""):
+            table.add_column(heading, justify="left" if heading in ("role", "") else "right")
+        for role in axis.roles:
+            last = role.points[-1]
+            table.add_row(
+                role.role,
+                f"{last.size:.3g}",
+                f"{last.change:.3g}",
+                f"{role.size_slope:+.2f}",
+                f"{role.change_slope:+.2f}",
+                f"{role.formula_slope:+.2f}",
+                f"x{last.uneven:.2g}" if last.uneven > 1 else "–",
+                "ok" if role.ok else role.why,
+            )
+        yield table
+        if any(point.load_variation for point in axis.routing):
+            factors = ", ".join(f"{point.forward_factor:.3f}" for point in axis.routing)
+            loads = ", ".join(f"{point.load_variation:.2f}" for point in axis.routing)
+            yield f"routing at init: F = {factors}; variation of the load = {loads}"
+    for finding in result.findings:
+        yield f"not as planned: {finding}"
+    yield verdict(result)
+
+
+def verdict(result: CheckResult) -> str:
+    """One line in plain words."""
+    if result.ok:
+        axes = ", ".join(axis.axis for axis in result.axes)
+        return f"ok: every role keeps its size along {axes}, and the optimizer does what the plan says"
+    broken = [
+        f"{axis.axis} ({', '.join(r.role for r in axis.roles if not r.ok)})" for axis in result.axes if not axis.ok
+    ]
+    parts = [f"sizes move along {', '.join(broken)}"] if broken else []
+    kinds = dict.fromkeys(finding.what for finding in result.findings)
+    parts += [f"not as planned: {', '.join(kinds)}"] if kinds else []
+    return "failed: " + "; ".join(parts)
+
+
+def plot(result: CheckResult, path: Path) -> None:
+    """Change of every role's activations along each axis, on log axes: flat lines are right."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    columns = min(3, len(result.axes))
+    rows = -(-len(result.axes) // columns)
+    figure, grid = plt.subplots(rows, columns, figsize=(4.2 * columns, 3.4 * rows), squeeze=False, layout="constrained")
+    for panel, axis in zip(grid.flat, result.axes, strict=False):
+        _panel(panel, axis)
+    for panel in list(grid.flat)[len(result.axes) :]:
+        panel.axis("off")
+    handles, labels = grid.flat[0].get_legend_handles_labels()
+    for panel in grid.flat[1:]:
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
+            if label not in labels:
+                handles.append(handle)
+                labels.append(label)
+    figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=8, frameon=False)
+    figure.suptitle(
+        f"Change of activations after {result.steps} steps, rules {result.rules}: flat is right", fontsize=11
+    )
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+_COLOURS = {
+    "embedding": "#7f7f7f", "readout": "#17becf", "attention_in": "#1f77b4", "attention_out": "#aec7e8",
+    "dense_up": "#2ca02c", "dense_down": "#98df8a", "shared_up": "#9467bd", "shared_down": "#c5b0d5",
+    "expert_up": "#d62728", "expert_down": "#ff7f0e", "router": "#8c564b", "modulation": "#e377c2",
+}  # fmt: skip
+
+
+def _panel(panel: object, axis: AxisCheck) -> None:
+    for role in axis.roles:
+        start = role.points[0].change or 1.0
+        relative = [point.change / start for point in role.points]
+        panel.plot(  # type: ignore[attr-defined]
+            axis.xs, relative, marker="o", markersize=3, linewidth=1.2,
+            linestyle="-" if role.ok else "--", color=_COLOURS.get(role.role), label=role.role,
+        )  # fmt: skip
+    panel.set_xscale("log", base=2)  # type: ignore[attr-defined]
+    panel.set_yscale("log", base=2)  # type: ignore[attr-defined]
+    panel.set_ylim(0.2, 5)  # type: ignore[attr-defined]
+    panel.axhline(1, color="0.85", linewidth=0.8, zorder=0)  # type: ignore[attr-defined]
+    panel.set_title(f"{axis.axis}: {'ok' if axis.ok else 'moves'}", fontsize=10)  # type: ignore[attr-defined]
+    panel.set_xlabel(axis.axis, fontsize=9)  # type: ignore[attr-defined]
+    panel.set_ylabel("relative to the first point", fontsize=8)  # type: ignore[attr-defined]
+
+
+def write(result: CheckResult, folder: Path) -> list[Path]:
+    """check.json and check.png in a folder; each file appears whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    data, picture = folder / "check.json", folder / "check.png"
+    draft = folder / f".check.json.{os.getpid()}"
+    draft.write_text(json.dumps(result.to_dict(), indent=2), encoding="utf-8")
+    draft.replace(data)
+    draft = folder / f".check.{os.getpid()}.png"
+    plot(result, draft)
+    draft.replace(picture)
+    return [data, picture]

@@ -1,0 +1,5 @@
+"""Proxy models, built from a ModelShape and a plan."""
+
+from complete_mue.models.lm import LanguageModel
+
+__all__ = ["LanguageModel"]
