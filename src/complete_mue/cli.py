@@ -11,6 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from complete_mue.errors import FileError, MueError
+from complete_mue.export import EXPORTS
+from complete_mue.export import export as export_plan
 from complete_mue.layout import FeedForward, ModelShape, read_reference, read_target
 from complete_mue.plan import Plan, transfer
 from complete_mue.rules import CATALOG
@@ -72,6 +74,9 @@ def plan_command(
     ] = None,
     format: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.table,
     json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    export: Annotated[
+        str | None, typer.Option("--export", help=f"The plan as a config of another tool: {', '.join(EXPORTS)}.")
+    ] = None,
     rules: Annotated[str, typer.Option("--rules", help=f"Which rule set: {', '.join(CATALOG)}.")] = "complete_mue",
     betas: Annotated[
         BetasChoice, typer.Option("--betas", help="Transfer AdamW's betas, or hold the reference's.")
@@ -85,7 +90,9 @@ def plan_command(
     shape, budget = read_target(target)
     plan = transfer(tuned, shape, budget, rules=rules, betas=betas.value)
     plan = plan.fold() if fold else plan
-    if explain or role is not None:
+    if export is not None:
+        print(export_plan(plan, export), end="")
+    elif explain or role is not None:
         _print_text(plan.explain(role))
     elif json or format is Format.json:
         print(plan.to_json())
@@ -222,6 +229,66 @@ def check_command(
             notes.print(f"wrote {path}")
     if not result.ok:
         raise typer.Exit(1)
+
+
+bench = typer.Typer(help="Benchmarks: ratios in one run, on your machine.", no_args_is_help=False)
+app.add_typer(bench, name="bench")
+
+
+@bench.command("moe")
+def bench_moe_command(
+    list_: Annotated[
+        bool, typer.Option("--list", help="List the kernels, which one runs here by default, and leave.")
+    ] = False,
+    figure: Annotated[
+        list[str] | None, typer.Option("--figure", help="capacity, granularity or width; repeat for several.")
+    ] = None,
+    kernel: Annotated[list[str] | None, typer.Option("--kernel", help="Only this kernel; repeat for several.")] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="cuda or cpu (smaller shapes). Default: cuda if there.")
+    ] = None,
+    repeats: Annotated[
+        int, typer.Option("--repeats", min=1, help="Timed repeats of each row; the median counts.")
+    ] = 10,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for moe_bench.json and its picture.")] = None,
+    draw: Annotated[
+        Path | None, typer.Option("--draw", help="Draw the picture of an earlier JSON file, time nothing.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Time MoE kernels, forward + backward, against the dense block of the same active width: the paper's two figures.
+
+    Example:  mue bench moe --device cpu --figure width --repeats 5
+    """
+    _need_torch("mue bench")
+    from rich.console import Console
+    from rich.table import Table
+
+    from complete_mue.bench.moe import BenchResult, list_kernels, run
+
+    console, notes = Console(highlight=False, markup=False), Console(stderr=True, highlight=False)
+    if list_:
+        kernels = list_kernels()
+        if json:
+            print(jsonlib.dumps([vars(info) for info in kernels], indent=2))
+            return
+        table = Table(box=None, pad_edge=False)
+        for heading in ("kernel", "runs here", "what it is"):
+            table.add_column(heading)
+        for info in kernels:
+            table.add_row(info.name, "yes" if info.runs_here else f"no: {info.reason}", info.summary)
+        console.print(table)
+        return
+    result = BenchResult.read(draw) if draw else run(figure, device, repeats=repeats, kernels=kernel)
+    if json:
+        print(result.to_json())
+    else:
+        console.print(result.table())
+    folder = draw.parent if draw else out
+    if folder is not None:
+        path = draw or result.write(folder)
+        notes.print(f"wrote {path}")
+        notes.print(f"wrote {result.plot(path.with_suffix('.png'))}")
 
 
 def _need_torch(command: str) -> None:

@@ -1,0 +1,39 @@
+"""A plan as the configuration of another trainer: one self-contained text per tool.
+
+``export(plan, "torchtitan")`` and the like. Everything is in folded form, except a multiplier that the tool has of its
+own: there the native field is used, and the text says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from complete_mue.errors import TransferError, nearest
+from complete_mue.export import deepspeed, hf, megatron, torchtitan
+from complete_mue.plan.plan import Plan
+
+__all__ = ["EXPORTS", "Export", "export"]
+
+
+@dataclass(frozen=True)
+class Export:
+    """One tool: how a plan is written for it, and with which version that was checked."""
+
+    name: str
+    render: Callable[[Plan], str]
+    checked_against: str
+    summary: str
+
+
+EXPORTS: Mapping[str, Export] = {
+    module.NAME: Export(module.NAME, module.render, module.CHECKED, module.SUMMARY)
+    for module in (torchtitan, megatron, deepspeed, hf)
+}
+
+
+def export(plan: Plan, tool: str) -> str:
+    """The plan as one self-contained text for a tool: a Python module or JSON, the same text for the same plan."""
+    if tool not in EXPORTS:
+        raise TransferError(f"export {tool!r}{nearest(str(tool), EXPORTS)}: tools are {', '.join(EXPORTS)}")
+    return EXPORTS[tool].render(plan)

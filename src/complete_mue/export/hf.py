@@ -1,0 +1,112 @@
+"""Hugging Face models: parameter groups as JSON, by the names of the stock families of transformers 5."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from complete_mue.export.settings import Setting, as_part_of, header, layer_pattern, settings
+from complete_mue.layout.tensors import Role
+from complete_mue.plan.plan import Plan
+
+NAME = "hf"
+CHECKED = "transformers 5.22.2 on CPU (tiny models of each family named below, torch.optim.AdamW)"
+SUMMARY = "JSON: optimizer defaults and parameter groups by name pattern, for stock Hugging Face models"
+
+FAMILIES = (
+    "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v3", "glm4_moe",
+    "dots1", "ernie4_5_moe", "gpt_oss", "granitemoe", "granitemoeshared", "minimax_m2", "hunyuan_v1_moe",
+)  # fmt: skip
+
+# Regular expressions for whole names behind any prefix; {layer} is `layers.N.`.
+NAMES = {
+    Role.EMBEDDING: r"embed_tokens\.weight",
+    Role.ATTENTION_IN: r"{layer}self_attn\."
+    r"(?:q_proj|k_proj|v_proj|q_a_proj|q_b_proj|kv_a_proj_with_mqa|kv_b_proj)\.weight",
+    Role.ATTENTION_OUT: r"{layer}self_attn\.o_proj\.weight",
+    Role.DENSE_UP: r"{layer}mlp\.(?:gate_proj|up_proj)\.weight",
+    Role.DENSE_DOWN: r"{layer}mlp\.down_proj\.weight",
+    Role.SHARED_UP: r"{layer}(?:mlp\.(?:shared_experts?|shared_mlp)\.(?:gate_proj|up_proj)|shared_mlp\.input_linear)"
+    r"\.weight",
+    Role.SHARED_DOWN: r"{layer}(?:mlp\.(?:shared_experts?|shared_mlp)\.down_proj|shared_mlp\.output_linear)\.weight",
+    Role.EXPERT_UP: r"{layer}(?:mlp|block_sparse_moe)\.experts\."
+    r"(?:gate_up_proj|\d+\.(?:gate_proj|up_proj|w1|w3)\.weight)",
+    Role.EXPERT_DOWN: r"{layer}(?:mlp|block_sparse_moe)\.experts\.(?:down_proj|\d+\.(?:down_proj|w2)\.weight)",
+    Role.ROUTER: r"{layer}(?:mlp\.(?:gate|gate\.wg|router|shared_expert_gate)|block_sparse_moe\.(?:gate|router))"
+    r"\.weight",
+    Role.NORM: r"{layer}(?:input_layernorm|post_attention_layernorm"
+    r"|self_attn\.(?:q_norm|k_norm|q_a_layernorm|kv_a_layernorm|query_layernorm|key_layernorm))\.weight",
+    Role.BIAS: r"{layer}(?:self_attn\.(?:sinks|(?:q_proj|k_proj|v_proj|q_a_proj|kv_a_proj_with_mqa)\.bias)"
+    r"|mlp\.router\.bias|mlp\.experts\.gate_up_proj_bias)",
+    Role.FINAL_NORM: r"model\.norm\.weight",
+    Role.READOUT: r"lm_head\.weight",
+}
+# Biases that are added to a multiplied product fold its multiplier.
+PRODUCT_BIASES = {
+    Role.ATTENTION_OUT: r"{layer}self_attn\.o_proj\.bias",
+    Role.EXPERT_DOWN: r"{layer}mlp\.experts\.down_proj_bias",
+}
+
+REQUIRES = {
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0,
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "logits_scaling": 1.0,
+    "tie_word_embeddings": False,
+}
+
+_FORM = "folded: no multiplier in the model, the route scale included."
+_USE = f"""\
+Use: a trainable parameter belongs to the group whose pattern matches its whole name (re.fullmatch); a group that
+matches nothing is left out, a name that matches nothing is an error. Draw weights with init_std; where it is null,
+gains start at 1 and biases at 0. Schedulers must multiply all groups alike (LambdaLR does).
+The config fields under `requires` must have these values where a family has them.
+Families: {", ".join(FAMILIES)}."""
+
+
+def render(plan: Plan) -> str:
+    """The JSON text."""
+    hyper = plan.hyper
+    optimizer = {
+        "class": "torch.optim.AdamW",
+        "lr": hyper.lr,
+        "betas": hyper.betas,
+        "eps": hyper.eps,
+        "weight_decay": hyper.weight_decay,
+    }
+    return document(plan, NAME, CHECKED, _USE, {"optimizer": optimizer})
+
+
+def document(plan: Plan, tool: str, checked: str, use: str, sections: dict[str, Any]) -> str:
+    """The JSON that a tool on Hugging Face names gets: header, requirements, the tool's own sections, groups."""
+    about = [line for line in header(plan, tool, _FORM, checked, use) if line]
+    requires: dict[str, Any] = dict(REQUIRES)
+    if plan.attention_scale is not None:
+        requires["attention_scale"] = plan.attention_scale
+    body = {"about": about, "form": "folded", "requires": requires, **sections, "groups": groups(plan)}
+    return json.dumps(body, indent=2, ensure_ascii=False) + "\n"
+
+
+def groups(plan: Plan) -> list[dict[str, Any]]:
+    """One group per role (and kind of block where kinds differ), each with a name of its own and a pattern."""
+    found = settings(plan, NAMES, native_route_scale=False)
+    bias = next(one for one in found if one.role is Role.BIAS)
+    listed = [_group(plan, one.name, NAMES[one.role], one) for one in found]
+    for one in found:
+        if one.role in PRODUCT_BIASES:
+            listed.append(_group(plan, f"bias of {one.name}", PRODUCT_BIASES[one.role], as_part_of(bias, one)))
+    return listed
+
+
+def _group(plan: Plan, name: str, names: str, one: Setting) -> dict[str, Any]:
+    return {
+        "name": name,
+        "pattern": r"(?:.*\.)?" + names.replace("{layer}", rf"layers\.{layer_pattern(one.layers)}\."),
+        "lr": one.row.lr,
+        "weight_decay": one.row.weight_decay,
+        "eps": one.row.eps,
+        "betas": list(plan.hyper.betas),
+        "init_std": one.row.init_std,
+        "multiplier": one.folded,
+    }
