@@ -18,6 +18,8 @@ ALLOWED = {
     "kernels": set(),
     "nn": {"layout", "kernels"},
     "models": {"layout", "rules", "plan", "apply", "kernels", "nn"},
+    "data": {"layout"},
+    "train": {"layout", "rules", "plan", "apply", "kernels", "nn", "models", "data"},
     "bench": {"layout", "kernels", "nn"},
     "cli": {"layout", "rules", "plan", "apply", "export", "models", "bench", "__init__"},
     "__init__": {"layout", "rules", "plan", "apply"},

@@ -8,90 +8,19 @@ Axes: replica (optional, first), batch, tokens, width, vocab.
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from complete_mue.errors import ShapeError
-from complete_mue.layout import FeedForward as FeedForwardSpec
 from complete_mue.layout import ModelShape, Role, TensorSpec
 from complete_mue.layout.numbers import count
-from complete_mue.nn.attention import Attention, KeyValues
-from complete_mue.nn.feed_forward import FeedForward
+from complete_mue.models.layer import build_layers, head_dim, inside, multiplier
+from complete_mue.nn.attention import KeyValues
 from complete_mue.nn.linear import RmsNorm, linear
 from complete_mue.nn.rope import rotary_table
 from complete_mue.nn.router import DEFAULT_ROUTER, RouterConfig, Routing
 from complete_mue.plan.plan import Plan
-
-DEFAULT_HEAD_DIM = 64
-
-
-class Layer(nn.Module):
-    """x + attention(norm x), then x + feed_forward(norm x); both branches carry their own multipliers."""
-
-    def __init__(
-        self,
-        block: FeedForwardSpec,
-        width: int,
-        *,
-        attention: Attention,
-        output: float,
-        route_scale: float | None,
-        router: RouterConfig,
-        kernel: str | None,
-        replicas: int | None,
-    ) -> None:
-        super().__init__()
-        self.attention_norm = RmsNorm(width, replicas=replicas)
-        self.attention = attention
-        self.feed_forward_norm = RmsNorm(width, replicas=replicas)
-        self.feed_forward = FeedForward(
-            block, width, output=output, route_scale=route_scale, router=router, kernel=kernel, replicas=replicas
-        )
-
-    def forward(
-        self,
-        x: Tensor,
-        rotary: tuple[Tensor, Tensor],
-        past: KeyValues | None = None,
-        routings: list[Routing] | None = None,
-    ) -> Tensor:
-        """One residual layer; ``routings`` collects where tokens went."""
-        x = x + self.attention(self.attention_norm(x), rotary, past)
-        inner = self.feed_forward_norm(x)
-        routing = self.feed_forward.route(inner)
-        if routings is not None and routing is not None:
-            routings.append(routing)
-        return x + self.feed_forward(inner, routing)
-
-    def tensors(self) -> tuple[TensorSpec, ...]:
-        """Every parameter, with what the forward multiplies it by."""
-        block = self.feed_forward
-        down = {Role.EXPERT_DOWN: block.output * block.route_scale}
-        down |= dict.fromkeys((Role.DENSE_DOWN, Role.SHARED_DOWN), block.output)
-        front = () if block.replicas is None else ("replica",)
-        return (
-            TensorSpec("attention_norm.gain", Role.NORM, (*front, "width"), None),
-            *_inside("attention", self.attention.tensors(), {Role.ATTENTION_OUT: self.attention.output}),
-            TensorSpec("feed_forward_norm.gain", Role.NORM, (*front, "width"), None),
-            *_inside("feed_forward", block.tensors(), down),
-        )
-
-
-def _inside(
-    prefix: str, tensors: tuple[TensorSpec, ...], multipliers: dict[Role, float], layer: int | None = None
-) -> tuple[TensorSpec, ...]:
-    return tuple(
-        dataclasses.replace(
-            tensor,
-            name=f"{prefix}.{tensor.name}",
-            layer=tensor.layer if layer is None else layer,
-            multiplier=multipliers.get(tensor.role, tensor.multiplier),
-        )
-        for tensor in tensors
-    )
 
 
 class LanguageModel(nn.Module):
@@ -112,36 +41,17 @@ class LanguageModel(nn.Module):
         replicas: int | None = None,
     ) -> None:
         super().__init__()
-        if plan is not None and plan.shape != shape:
-            raise ShapeError("the plan is for another shape: make it with transfer(reference, shape, budget)")
         self.shape, self.vocab, self.replicas = shape, count("vocab", vocab), replicas
-        self.head_dim = shape.head_dim or min(DEFAULT_HEAD_DIM, shape.width)
+        self.head_dim = head_dim(shape)
         lead = () if replicas is None else (replicas,)
         self.embedding = nn.Parameter(torch.empty(*lead, vocab, shape.width))
-        self.embedding_output = _multiplier(plan, Role.EMBEDDING)
-        self.layers = nn.ModuleList(
-            Layer(
-                block,
-                shape.width,
-                attention=Attention(
-                    shape.width,
-                    self.head_dim,
-                    scale=None if plan is None else plan.attention_scale,
-                    output=_multiplier(plan, Role.ATTENTION_OUT),
-                    qk_norm=qk_norm,
-                    replicas=replicas,
-                ),
-                output=_block_output(plan, shape, block),
-                route_scale=_route_scale(plan, shape, block),
-                router=router,
-                kernel=kernel,
-                replicas=replicas,
-            )
-            for block in shape.blocks
+        self.embedding_output = multiplier(plan, Role.EMBEDDING)
+        self.layers = build_layers(
+            shape, plan, causal=True, qk_norm=qk_norm, router=router, kernel=kernel, replicas=replicas
         )
         self.final_norm = RmsNorm(shape.width, replicas=replicas)
         self.readout = nn.Parameter(torch.empty(*lead, vocab, shape.width))
-        self.readout_output = _multiplier(plan, Role.READOUT)
+        self.readout_output = multiplier(plan, Role.READOUT)
         nn.init.normal_(self.embedding)
         nn.init.normal_(self.readout, std=shape.width**-0.5)
 
@@ -176,7 +86,7 @@ class LanguageModel(nn.Module):
             *(
                 tensor
                 for number, layer in enumerate(self.layers)
-                for tensor in _inside(f"layers.{number}", layer.tensors(), {}, number)
+                for tensor in inside(f"layers.{number}", layer.tensors(), {}, number)
             ),
             TensorSpec("final_norm.gain", Role.FINAL_NORM, (*front, "width"), None),
             TensorSpec("readout", Role.READOUT, (*front, "vocab", "width"), "width", multiplier=self.readout_output),
@@ -199,20 +109,3 @@ class LanguageModel(nn.Module):
                 step = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)
             tokens = torch.cat([tokens, step], dim=1)
         return tokens
-
-
-def _multiplier(plan: Plan | None, role: Role) -> float:
-    return 1.0 if plan is None else plan.unfold().row(role).multiplier
-
-
-def _block_output(plan: Plan | None, shape: ModelShape, block: FeedForwardSpec) -> float:
-    if plan is None:
-        return 1.0
-    row = plan.unfold().row(Role.DENSE_DOWN if block.is_dense else Role.EXPERT_DOWN, shape.label(block))
-    return row.output * row.residual
-
-
-def _route_scale(plan: Plan | None, shape: ModelShape, block: FeedForwardSpec) -> float | None:
-    if plan is None or block.is_dense:
-        return None
-    return plan.unfold().row(Role.EXPERT_DOWN, shape.label(block)).route_scale

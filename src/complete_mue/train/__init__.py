@@ -1,0 +1,1 @@
+"""Training: objectives, schedule, and the loop that long runs can trust."""
