@@ -4,16 +4,24 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: quickstart test test-slow lint types format clean
+# Two single-thread workers beat one with two threads on tensors this small.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+.PHONY: quickstart test test-slow test-exports lint types format clean
 
 quickstart: $(VENV)/.core
 	$(BIN)/mue plan examples/lm_reference.toml examples/lm_large.toml
 
 test: $(VENV)/.dev lint types
-	$(BIN)/pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-slow: $(VENV)/.dev
-	$(BIN)/pytest -m slow
+	$(PYTEST) -m slow
+
+# Read the exports back with the tools they are for; --no-deps keeps torch as it is.
+test-exports: $(VENV)/.dev
+	$(PIP) --no-deps -r tests/export/requirements.txt
+	$(PYTEST) tests/export
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -55,6 +56,27 @@ def test_links_lead_somewhere() -> None:
     for page in PAGES:
         for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
             assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+@pytest.mark.parametrize(("figure", "axis"), [("capacity", "experts"), ("granularity", "active")])
+def test_kernel_tables_equal_the_records(figure: str, axis: str) -> None:
+    records = json.loads((ROOT / "docs/results/moe/moe.json").read_text(encoding="utf-8"))["rows"]
+    rows = {(row["kernel"], row[axis]): row for row in records if row["figure"] == figure}
+    text = (ROOT / "docs/kernels.md").read_text(encoding="utf-8").split(f"<!-- table: {figure} -->")[1]
+    heading, _, *lines = [line for line in text.split("\n\n")[0].splitlines() if line.startswith("|")]
+    points = [int(cell.split("=")[-1]) for cell in heading.strip("| ").split("|")[1:]]
+    assert points == sorted({point for _, point in rows})
+    for line in lines:
+        kernel, *cells = [cell.strip() for cell in line.strip("| ").split("|")]
+        for point, cell in zip(points, cells, strict=True):
+            row = rows[kernel.removesuffix(", peak GiB"), point]
+            dense = rows["dense, compiled", point]["ms"]
+            if kernel.endswith("peak GiB"):
+                assert cell == f"{row['peak_gib']:.1f}"
+            elif kernel == "dense, compiled":
+                assert cell == f"{row['ms']:.1f}"
+            else:
+                assert cell == f"{row['ms']:.1f} ({row['ms'] / dense:.2f})"
 
 
 def test_rule_table_equals_the_code() -> None:

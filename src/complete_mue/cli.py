@@ -250,7 +250,7 @@ def bench_moe_command(
     repeats: Annotated[
         int, typer.Option("--repeats", min=1, help="Timed repeats of each row; the median counts.")
     ] = 10,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder for moe_bench.json and its picture.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for moe.json and its picture.")] = None,
     draw: Annotated[
         Path | None, typer.Option("--draw", help="Draw the picture of an earlier JSON file, time nothing.")
     ] = None,
@@ -279,7 +279,11 @@ def bench_moe_command(
             table.add_row(info.name, "yes" if info.runs_here else f"no: {info.reason}", info.summary)
         console.print(table)
         return
-    result = BenchResult.read(draw) if draw else run(figure, device, repeats=repeats, kernels=kernel)
+    if draw:
+        result = BenchResult.read(draw)
+    else:
+        keep = (lambda so_far: so_far.write(out)) if out else (lambda so_far: None)
+        result = run(figure, device, repeats=repeats, kernels=kernel, each=keep)
     if json:
         print(result.to_json())
     else:

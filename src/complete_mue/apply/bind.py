@@ -1,0 +1,419 @@
+"""Every parameter of a model to exactly one row of a plan, by qualified name.
+
+A model is known in one of three ways: it declares its tensors itself (a method ``tensors()`` that returns TensorSpecs,
+as our own models do), it is of a family in ``families.FAMILIES`` (by ``config.model_type``), or the caller hands over a
+``Family``. Nothing is stored on parameters or modules.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from complete_mue.apply.families import FAMILIES
+from complete_mue.apply.family import Family, plain_name
+from complete_mue.errors import BindError, nearest
+from complete_mue.layout import FeedForward, ModelShape, Role, RoutedGroup, TensorSpec
+from complete_mue.layout.tensors import FEED_FORWARD_ROLES
+from complete_mue.plan.fold import fold
+from complete_mue.plan.plan import Multiplier, Plan, Row
+
+
+@dataclass(frozen=True)
+class Bound:
+    """One parameter with its settings: ``row`` holds what the optimizer and the initializer use."""
+
+    spec: TensorSpec
+    parameter: nn.Parameter
+    row: Row
+    folded: float  # how much of the plan's multiplier went into the row; 1 where the model's forward applies it all
+
+    @property
+    def name(self) -> str:
+        """The parameter's qualified name, as the model gives it."""
+        return self.spec.name
+
+
+@dataclass(frozen=True)
+class Binding:
+    """All trainable parameters of a model, bound."""
+
+    bound: tuple[Bound, ...]
+    frozen: tuple[str, ...]
+
+    def __iter__(self) -> Iterator[Bound]:
+        return iter(self.bound)
+
+    @property
+    def form(self) -> str:
+        """``multiplier`` if the model applies all of the plan's multipliers itself, else ``folded``."""
+        return "multiplier" if all(b.folded == 1 for b in self.bound) else "folded"
+
+
+def bind(model: nn.Module, plan: Plan, family: Family | None = None) -> Binding:
+    """Bind a model's trainable parameters to a plan's rows, folding what the model does not multiply itself.
+
+    Wrappers (torch.compile, DistributedDataParallel) are seen through: names are those of the model inside.
+    """
+    model = unwrapped(model)
+    parameters, known = _parameters(model), family_of(model, family)
+    specs = _specs(model, known, parameters)
+    _check_routing(model, known)
+    _check_shape(plan.shape, _shape_of(model, specs, known, parameters))
+    specs = tuple(spec for spec in specs if parameters[spec.name].requires_grad)
+    rows = _rows(plan, specs, tuple(known.fan_in_ratios.items()) if known else ())
+    bound = tuple(Bound(spec, parameters[spec.name], *row) for spec, row in zip(specs, rows, strict=True))
+    frozen = tuple(name for name, parameter in parameters.items() if not parameter.requires_grad)
+    return Binding(_untied(bound, model, known), frozen)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside torch.compile and data-parallel wrappers, whose names and config we read."""
+    while True:
+        if isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        elif isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            model = model.module
+        else:
+            return model
+
+
+def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    found = dict(model.named_parameters(remove_duplicate=False))
+    if not any(parameter.requires_grad for parameter in found.values()):
+        raise BindError(f"{type(model).__name__} has no trainable parameters: nothing to bind")
+    return found
+
+
+def _untied(bound: tuple[Bound, ...], model: nn.Module, family: Family | None) -> tuple[Bound, ...]:
+    """Each parameter once. One parameter under two names passes only where both names ask for the same settings."""
+    together: dict[int, list[Bound]] = {}
+    for one in bound:
+        together.setdefault(id(one.parameter), []).append(one)
+    tied = [same for same in together.values() if any(_differ(same[0], other) for other in same[1:])]
+    if tied:
+        field = family.native.get(Role.READOUT, "") if family else ""
+        need = [str(other.folded) for same in tied for other in same if other.spec.role is Role.READOUT]
+        own = f", or set config.{field.removeprefix('1/')} so that the model scales its logits itself" if field else ""
+        raise BindError(
+            f"tied weights: {'; '.join(' = '.join(one.name for one in same) for same in tied)}; one tensor cannot "
+            f"follow two rules (a readout is multiplied by {need[0] if need else 'its own factor'}, "
+            f"an embedding is not): untie them (tie_word_embeddings=False){own}"
+        )
+    return tuple(same[0] for same in together.values())
+
+
+def _differ(one: Bound, other: Bound) -> bool:
+    def numbers(bound: Bound) -> tuple[float, ...]:
+        return bound.folded, bound.row.init_std or 0.0, bound.row.lr, bound.row.weight_decay, bound.row.eps
+
+    return not all(math.isclose(a, b, rel_tol=1e-9) for a, b in zip(numbers(one), numbers(other), strict=True))
+
+
+def tensors_of(model: nn.Module, family: Family | None = None) -> tuple[TensorSpec, ...]:
+    """The model's trainable tensors by role and axes, in the order of its parameters."""
+    model = unwrapped(model)
+    parameters = _parameters(model)
+    specs = _specs(model, family_of(model, family), parameters)
+    return tuple(spec for spec in specs if parameters[spec.name].requires_grad)
+
+
+def _specs(model: nn.Module, known: Family | None, parameters: Mapping[str, nn.Parameter]) -> tuple[TensorSpec, ...]:
+    """All trainable tensors, and the frozen ones that are known, in the order of the parameters."""
+    if known is None:
+        specs = _declared(model, parameters)
+    else:
+        names = tuple(name for name, parameter in parameters.items() if parameter.requires_grad)
+        frozen = tuple(name for name, parameter in parameters.items() if not parameter.requires_grad)
+        specs = _matched(known, names, frozen, tuple(_native(model, known).items()))
+    for spec in specs:
+        dims = parameters[spec.name].dim()
+        if dims != len(spec.axes):
+            raise BindError(
+                f"{spec.name!r} has {dims} dimensions but axes {spec.axes} are declared: declare one name per dimension"
+            )
+    return specs
+
+
+# Names and plans do not change while a model trains: what follows from them alone is worked out once, not every step.
+@lru_cache(maxsize=16)
+def _matched(
+    family: Family, names: tuple[str, ...], frozen: tuple[str, ...], native: tuple[tuple[str, float], ...]
+) -> tuple[TensorSpec, ...]:
+    return family.bind_names(names, dict(native), frozen)
+
+
+def family_of(model: Any, family: Family | None = None) -> Family | None:
+    """The family of a model or config; None for a model that declares its tensors itself."""
+    if family is None and callable(getattr(model, "tensors", None)):
+        return None
+    kind = getattr(getattr(model, "config", model), "model_type", None)
+    family = family or FAMILIES.get(str(kind))
+    if family is None:
+        served = [name for name, known in FAMILIES.items() if not known.refused]
+        what = (
+            f"model_type {kind!r}{nearest(str(kind), served)}"
+            if kind
+            else f"{type(model).__name__} (no config.model_type)"
+        )
+        raise BindError(
+            f"{what} is not a known family; known are {', '.join(served)}. "
+            "Describe it: family=mue.Family.define(name, table), see docs/apply.md"
+        )
+    if family.refused:
+        raise BindError(f"family {family.name!r} cannot be served: {family.refused}")
+    return family
+
+
+def _declared(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> tuple[TensorSpec, ...]:
+    declared: tuple[TensorSpec, ...] = tuple(model.tensors())  # type: ignore[operator]
+    twice = [name for name, times in Counter(spec.name for spec in declared).items() if times > 1]
+    by_name = {spec.name: spec for spec in declared}
+    plain = {plain_name(name): name for name in parameters}
+    unbound = [name for short, name in plain.items() if parameters[name].requires_grad and short not in by_name]
+    idle = [name for name in by_name if name not in plain]
+    if twice or unbound or idle:
+        raise BindError(
+            f"{type(model).__name__}.tensors() and its parameters differ: declared twice {twice}, "
+            f"undeclared {unbound}, declared but absent {idle}; declare every parameter exactly once"
+        )
+    return tuple(
+        by_name[short] if short == name else replace(by_name[short], name=name)
+        for short, name in plain.items()
+        if short in by_name
+    )
+
+
+def _native(model: nn.Module, family: Family) -> dict[str, float]:
+    """What the model's forward already multiplies each role's (or line's) product with, read from its config."""
+    config = getattr(model, "config", None)
+    factors = {}
+    for key, field in family.native.items():
+        name = field.removeprefix("1/")
+        value = getattr(config, name, None)
+        if value is None:
+            continue
+        if not float(value) > 0:
+            raise BindError(f"config.{name} = {value}: give a number above 0")
+        factors[key] = 1 / float(value) if field.startswith("1/") else float(value)
+    if family.native.get(Role.EXPERT_DOWN) == "routed_scaling_factor" and is_normalizing(model):
+        factors.pop(Role.EXPERT_DOWN, None)  # the router applies that factor, and the hook behind it divides it out
+    return factors
+
+
+# -- routing -------------------------------------------------------------------------------------------------------
+
+
+def _normalizes(model: nn.Module, family: Family) -> bool:
+    """Whether the family's own code makes routing weights sum to one."""
+    if isinstance(family.normalized, bool):
+        return family.normalized
+    return bool(getattr(getattr(model, "config", None), family.normalized, False))
+
+
+def _check_routing(model: nn.Module, family: Family | None) -> None:
+    if family is None or not any(pattern.role is Role.EXPERT_DOWN for pattern in family.patterns):
+        return
+    if _normalizes(model, family) or is_normalizing(model):
+        return
+    switch = (
+        f"set config.{family.normalized} = True before the model is built, or "
+        if isinstance(family.normalized, str)
+        else ""
+    )
+    raise BindError(
+        f"family {family.name!r}: routing weights do not sum to one over the selected experts, "
+        f"so the route scale has no fixed meaning; {switch}call mue.normalize_routing(model)"
+    )
+
+
+class _Normalize:
+    """A forward hook for routers that return (logits, weights, index): weights sum to one."""
+
+    def __call__(self, module: nn.Module, inputs: Any, output: Any) -> Any:
+        logits, weights, index = output
+        return logits, weights / weights.sum(-1, keepdim=True), index
+
+
+def normalize_routing(model: nn.Module, family: Family | None = None) -> list[Any]:
+    """Hook every router so that its weights sum to one over the selected experts; returns the hooks' handles.
+
+    For models that do not normalize themselves; a model that does is left as it is. Servers do not see hooks: prefer a
+    config switch where there is one.
+    """
+    model = unwrapped(model)
+    known = family_of(model, family)
+    specs = [spec for spec in _specs(model, known, _parameters(model)) if spec.role is Role.ROUTER]
+    routers = [spec.name.rpartition(".")[0] for spec in specs if spec.axes[0] == "experts"]
+    if not routers:
+        raise BindError(f"{type(model).__name__} has no router: nothing to normalize")
+    if known is None or _normalizes(model, known) or is_normalizing(model):
+        return []
+    return [model.get_submodule(name).register_forward_hook(_Normalize()) for name in dict.fromkeys(routers)]
+
+
+def is_normalizing(model: nn.Module) -> bool:
+    """Whether ``normalize_routing`` was called on this model."""
+    return any(isinstance(hook, _Normalize) for module in model.modules() for hook in module._forward_hooks.values())
+
+
+# -- shape ---------------------------------------------------------------------------------------------------------
+
+
+def describe(model: Any, family: Family | None = None) -> ModelShape:
+    """The ModelShape of a model, or of a Hugging Face config (built on the meta device, so nothing is allocated)."""
+    if not isinstance(model, nn.Module):
+        if not hasattr(model, "model_type"):
+            raise BindError(f"{type(model).__name__}: give an nn.Module or a Hugging Face config")
+        family_of(model, family)
+        model = _on_meta(model)
+    model = unwrapped(model)
+    known, parameters = family_of(model, family), _parameters(model)
+    return _shape_of(model, _specs(model, known, parameters), known, parameters)
+
+
+def _on_meta(config: Any) -> nn.Module:
+    try:
+        from transformers import AutoModelForCausalLM
+    except ModuleNotFoundError:
+        raise BindError(
+            "reading a config needs transformers: install it with `pip install 'complete-mue[hf]'`, or give the model"
+        ) from None
+    with torch.device("meta"):
+        built: nn.Module = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    return built
+
+
+def _shape_of(
+    model: nn.Module, specs: tuple[TensorSpec, ...], known: Family | None, parameters: Mapping[str, nn.Parameter]
+) -> ModelShape:
+    """Width, depth and every layer's block: what the model declares, or what its axes show."""
+    declared = getattr(model, "shape", None)
+    if isinstance(declared, ModelShape):
+        return declared
+
+    def axis(spec: TensorSpec, name: str) -> int:
+        if name not in spec.axes:
+            raise BindError(f"{spec.name!r} has axes {spec.axes}: name one of them `{name}`, to read the shape from it")
+        return parameters[spec.name].shape[spec.axes.index(name)]
+
+    widths = {axis(spec, "width") for spec in specs if "width" in spec.axes}
+    if len(widths) != 1:
+        raise BindError(f"axes named `width` have sizes {sorted(widths)}: name the residual width so, and only that")
+    layers: dict[int, dict[Role, list[TensorSpec]]] = {}
+    for spec in specs:
+        if spec.layer is not None:
+            layers.setdefault(spec.layer, {}).setdefault(spec.role, []).append(spec)
+    if sorted(layers) != list(range(len(layers))) or not layers:
+        raise BindError(
+            f"layers are numbered {sorted(layers)}: the first * of a line must be the layer's number, 0 for the first"
+        )
+    blocks = []
+    for layer in sorted(layers):
+        roles = layers[layer]
+        experts = roles.get(Role.EXPERT_DOWN, [])
+        always = roles.get(Role.SHARED_DOWN if experts else Role.DENSE_DOWN, [])
+        if not always and not experts:
+            raise BindError(
+                f"layer {layer} has no tensor of role dense_down or expert_down: declare its feed-forward block"
+            )
+        # Experts lie in one tensor per group, or one by one: then those of one width are a group.
+        sizes = [(axis(spec, "experts"), axis(spec, "hidden")) for spec in experts if "experts" in spec.axes]
+        singles = Counter(axis(spec, "hidden") for spec in experts if "experts" not in spec.axes)
+        sizes += [(number, hidden) for hidden, number in singles.items()]
+        active = _active(model, known, len(sizes)) if sizes else 0
+        groups = tuple(RoutedGroup(number, active, hidden) for number, hidden in sizes)
+        blocks.append(FeedForward(tuple(axis(spec, "hidden") for spec in always), groups))
+    first_moe = next((i for i, block in enumerate(blocks) if block.groups), len(blocks))
+    main = blocks[-1]
+    dense = FeedForward.dense(main.active_width)
+    if all(block == main for block in blocks):
+        return ModelShape(widths.pop(), len(blocks), main)
+    if blocks == [dense] * first_moe + [main] * (len(blocks) - first_moe):
+        return ModelShape(widths.pop(), len(blocks), main, dense_layers=first_moe)
+    return ModelShape(widths.pop(), len(blocks), tuple(blocks))
+
+
+def _active(model: nn.Module, family: Family | None, groups: int) -> int:
+    """Activated experts of each of ``groups`` equal groups."""
+    if family is None:
+        raise BindError(f"{type(model).__name__} declares its tensors but no shape: give it a ModelShape as .shape")
+    value: object = family.active
+    if isinstance(value, str):
+        value = getattr(getattr(model, "config", None), value, None)
+        value = value[0] if isinstance(value, list | tuple) and value else value
+    if not isinstance(value, int) or value < 1:
+        raise BindError(
+            f"family {family.name!r}: active = {family.active!r} gives {value!r}; "
+            "give the number of activated experts, or the config field that holds it"
+        )
+    if value % groups:
+        raise BindError(f"{value} activated experts in {groups} groups of expert tensors: each must take as many")
+    return value // groups
+
+
+def _check_shape(planned: ModelShape, built: ModelShape) -> None:
+    # Groups and shared branches may be merged in a model; what the rules see must agree.
+    def facts(shape: ModelShape) -> tuple[int, list[tuple[int, int, int]]]:
+        return shape.width, [(block.active_width, block.experts, block.active) for block in shape.blocks]
+
+    if facts(planned) == facts(built):
+        return
+    raise BindError(
+        f"the plan is for {_words(planned)}, but the model is {_words(built)}: "
+        "make the plan for this model (shape = mue.describe(model)), or build the model that was planned"
+    )
+
+
+def _words(shape: ModelShape) -> str:
+    kinds = ", ".join(f"{kind.with_widths} x{shape.blocks.count(kind)}" for kind in shape.kinds)
+    return f"width {shape.width}, depth {shape.depth}, blocks {kinds}"
+
+
+# -- rows ----------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=16)
+def _rows(
+    plan: Plan, specs: tuple[TensorSpec, ...], fan_in_ratios: tuple[tuple[str, float], ...]
+) -> tuple[tuple[Row, float], ...]:
+    """For each tensor its row, folded, and how much was folded in."""
+    plan = plan.unfold()
+    return tuple(_settings(plan, spec, dict(fan_in_ratios)) for spec in specs)
+
+
+def _settings(plan: Plan, spec: TensorSpec, fan_in_ratios: Mapping[str, float]) -> tuple[Row, float]:
+    row = _row(plan, spec.role, spec.layer)
+    if spec.fan_in is not None and spec.fan_in in fan_in_ratios:
+        row = _with_fan_in(row, fan_in_ratios[spec.fan_in] / plan.ratios.width)
+    forward = row.forward
+    if spec.multiplied_as == "residual":
+        forward = Multiplier(residual=_row(plan, Role.ATTENTION_OUT, spec.layer).residual)
+    elif spec.multiplied_as == "inner":
+        forward = replace(forward, residual=1.0)
+    elif spec.multiplied_as:
+        forward = _row(plan, Role.parse(spec.multiplied_as), spec.layer).forward
+    # What the model multiplies itself stays out of the fold; what it does not, goes into the group.
+    rest = forward.total / spec.multiplier
+    rest = 1.0 if math.isclose(rest, 1.0, rel_tol=1e-12) else rest  # the same factors, multiplied in another order
+    row = replace(row, forward=Multiplier(output=rest))
+    return (fold(row) if rest != 1 else row), rest
+
+
+def _with_fan_in(row: Row, ratio: float) -> Row:
+    """The row of a tensor whose fan-in grew ``ratio`` times as much as the width did (width muP by fan-in)."""
+    std = None if row.init_std is None else row.init_std / math.sqrt(ratio)
+    return replace(row, init_std=std, lr=row.lr / ratio, weight_decay=row.weight_decay * ratio)
+
+
+def _row(plan: Plan, role: Role, layer: int | None) -> Row:
+    if role not in FEED_FORWARD_ROLES or layer is None:
+        return plan.row(role)
+    return plan.row(role, plan.shape.label(plan.shape.blocks[layer]))

@@ -1,0 +1,215 @@
+"""A family: what a kind of model calls its tensors, as a table.
+
+One line per tensor: ``name | role | axes | multiplied as``. In a name, ``*`` stands for a number (the first one is the
+layer), ``{a,b}`` for either, a leading ``?`` marks a tensor that not every model of the family has. In the axes,
+``<...>`` marks the fan-in, the axis that is summed over: it is declared, never guessed from a shape. The last column,
+mostly empty, is TensorSpec.multiplied_as.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from complete_mue.errors import BindError, nearest
+from complete_mue.layout.tensors import Role, TensorSpec
+
+# What wrappers of single layers put into a parameter's name; the name below them is what a family knows.
+_WRAPPERS = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+_MULTIPLIED_AS = ("", "residual", "inner", *(role.value for role in Role))
+
+
+def plain_name(name: str) -> str:
+    """A qualified name without what torch.compile, checkpointing and FSDP insert into it."""
+    return _WRAPPERS.sub("", name)
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """One line of a family's table."""
+
+    glob: str
+    role: Role
+    axes: tuple[str, ...]
+    fan_in: str | None
+    multiplied_as: str
+    optional: bool
+
+    @classmethod
+    def parse(cls, line: str) -> Pattern:
+        """Read ``[?]name | role | axes [| multiplied as]``."""
+        cells = [cell.strip() for cell in line.split("|")]
+        if not 3 <= len(cells) <= 4:
+            raise BindError(
+                f"family line {line.strip()!r}: write `name | role | axes`, "
+                "such as `blocks.*.w2 | dense_down | width <hidden>`"
+            )
+        axes = cells[2].split()
+        fan_in = [axis[1:-1] for axis in axes if axis.startswith("<") and axis.endswith(">")]
+        if len(fan_in) > 1:
+            raise BindError(f"family line {line.strip()!r}: mark one axis as <fan-in>, not {len(fan_in)}")
+        multiplied_as = cells[3] if len(cells) == 4 else ""
+        if multiplied_as not in _MULTIPLIED_AS:
+            raise BindError(
+                f"family line {line.strip()!r}: last column {multiplied_as!r}{nearest(multiplied_as, _MULTIPLIED_AS)}; "
+                "give a role, `residual` (a norm behind a branch), `inner` (a projection before one), or nothing"
+            )
+        return cls(
+            glob=cells[0].removeprefix("?").strip(),
+            role=Role.parse(cells[1]),
+            axes=tuple(axis.strip("<>") for axis in axes),
+            fan_in=fan_in[0] if fan_in else None,
+            multiplied_as=multiplied_as,
+            optional=cells[0].startswith("?"),
+        )
+
+    def match(self, name: str) -> re.Match[str] | None:
+        """Whether a qualified name is of this pattern; group 1 is the first number."""
+        return _regex(self.glob).fullmatch(name)
+
+
+@lru_cache(maxsize=4096)
+def _regex(glob: str) -> re.Pattern[str]:
+    text = re.escape(glob).replace(r"\*", r"(\d+)")
+    text = re.sub(r"\\\{(.*?)\\\}", lambda found: "(?:" + "|".join(found[1].split(",")) + ")", text)
+    return re.compile(text)
+
+
+@dataclass(frozen=True)
+class Family:
+    """What ``mue`` must know of a kind of model.
+
+    ``active`` names the config field (or gives the number) of activated experts. ``normalized`` says whether routing
+    weights sum to one over the selected experts: True, False, or the config field that decides. ``native`` names config
+    fields whose factor the model's forward already applies to the product of a role, or of one line of the table (a
+    leading ``1/`` inverts). ``fan_in_ratios`` gives target / reference for fan-in axes that do not grow with the width,
+    such as a fixed rank of latent attention: ``{"rank": 1.0}``; axes not named there are taken to grow with it.
+    ``state`` names tensors without gradient that the model updates itself and that start at zero, such as a selection
+    bias kept as a parameter.
+    """
+
+    name: str
+    patterns: tuple[Pattern, ...] = ()
+    active: str | int = 0
+    normalized: bool | str = True
+    native: Mapping[str, str] = field(default_factory=dict)
+    fan_in_ratios: Mapping[str, float] = field(default_factory=dict)
+    state: tuple[str, ...] = ()
+    refused: str = ""
+
+    def __post_init__(self) -> None:
+        known = [*(role.value for role in Role), *(pattern.glob for pattern in self.patterns)]
+        for key in self.native:
+            if key not in known:
+                raise BindError(
+                    f"family {self.name!r}: native names {key!r}{nearest(key, known)}; "
+                    "give a role, or a name exactly as it stands in the table"
+                )
+        fan_ins = {pattern.fan_in for pattern in self.patterns} - {None}
+        for axis, ratio in self.fan_in_ratios.items():
+            if axis not in fan_ins:
+                raise BindError(
+                    f"family {self.name!r}: fan_in_ratios names {axis!r}, but the fan-ins of its table are "
+                    f"{', '.join(sorted(map(str, fan_ins)))}; name one of them"
+                )
+            if not ratio > 0:
+                raise BindError(f"family {self.name!r}: fan_in_ratios[{axis!r}] = {ratio}: give a number above 0")
+
+    @classmethod
+    def define(
+        cls,
+        name: str,
+        table: str,
+        *,
+        active: str | int = 0,
+        normalized: bool | str = True,
+        native: Mapping[str, str] | None = None,
+        fan_in_ratios: Mapping[str, float] | None = None,
+        state: Iterable[str] = (),
+    ) -> Family:
+        """A family from its table, one tensor per line; blank lines and ``#`` comments are skipped."""
+        lines = [line for line in table.splitlines() if line.strip() and not line.strip().startswith("#")]
+        return cls(
+            name,
+            tuple(map(Pattern.parse, lines)),
+            active,
+            normalized,
+            dict(native or {}),
+            dict(fan_in_ratios or {}),
+            tuple(state),
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.patterns))
+
+    def bind_names(
+        self, names: Iterable[str], native: Mapping[str, float] | None = None, frozen: Iterable[str] = ()
+    ) -> tuple[TensorSpec, ...]:
+        """Every name to exactly one line of the table, and every line to some name, or an error that lists them.
+
+        ``frozen`` names may have a line or not: they are not trained, but they still show what the model looks like.
+        """
+        names = list(names)
+        trainable, used, unbound = set(names), set(), []
+        specs: list[TensorSpec] = []
+        for name in (*names, *frozen):
+            plain = plain_name(name)
+            found = [(pattern, match) for pattern in self.patterns if (match := pattern.match(plain))]
+            if not found:
+                if name in trainable:
+                    unbound.append(name)
+                continue
+            if len(found) > 1:
+                lines = ", ".join(repr(pattern.glob) for pattern, _ in found)
+                raise BindError(
+                    f"parameter {name!r} matches several lines of family {self.name!r}: {lines}; "
+                    "make one of them narrower"
+                )
+            pattern, match = found[0]
+            used.add(pattern)
+            specs.append(
+                TensorSpec(
+                    name,
+                    pattern.role,
+                    pattern.axes,
+                    pattern.fan_in,
+                    layer=int(match[1]) if match.re.groups else None,
+                    multiplier=_native_factor(pattern, native or {}),
+                    multiplied_as=pattern.multiplied_as,
+                )
+            )
+        if unbound:
+            raise BindError(
+                f"{len(unbound)} parameters have no line in family {self.name!r}: {_some(unbound)}; "
+                "add a line `name | role | axes` for each (see docs/apply.md), or freeze them"
+            )
+        idle = [pattern.glob for pattern in self.patterns if pattern not in used and not pattern.optional]
+        if idle:
+            close = nearest(idle[0], [plain_name(name) for name in names])
+            raise BindError(
+                f"{len(idle)} lines of family {self.name!r} match no parameter: {_some(idle)}{close}; "
+                "correct the name, or put ? before a line that not every model has"
+            )
+        return tuple(specs)
+
+    def is_state(self, name: str) -> bool:
+        """Whether a name is listed as ``state``."""
+        return any(_regex(glob).fullmatch(plain_name(name)) for glob in self.state)
+
+
+def _native_factor(pattern: Pattern, native: Mapping[str, float]) -> float:
+    """The model's own factor on a tensor's product: that of its line, else that of its role."""
+    return native.get(pattern.glob, native.get(_scaled_role(pattern).value, 1.0))
+
+
+def _scaled_role(pattern: Pattern) -> Role:
+    """The role whose product a tensor belongs to: its own, or that of the projection whose bias it is."""
+    names = {role.value for role in Role}
+    return Role(pattern.multiplied_as) if pattern.multiplied_as in names else pattern.role
+
+
+def _some(names: list[str], most: int = 8) -> str:
+    shown = ", ".join(repr(name) for name in names[:most])
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,0 +1,109 @@
+"""Initial weights from a plan, in place; the same values whatever the device, the order or the sharding."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from complete_mue.apply.bind import Bound, bind, family_of, unwrapped
+from complete_mue.apply.family import Family, plain_name
+from complete_mue.errors import BindError
+from complete_mue.layout import Role
+from complete_mue.plan.plan import Plan
+
+
+@torch.no_grad()
+def initialize(
+    model: nn.Module,
+    plan: Plan,
+    *,
+    seed: int = 0,
+    family: Family | None = None,
+    buffers: Callable[[nn.Module], None] | None = None,
+) -> nn.Module:
+    """Draw every trainable parameter as the plan says; frozen parameters are left alone.
+
+    Each tensor has its own generator, seeded by ``seed`` and its name, and is drawn whole in float32 on the CPU; a
+    shard takes its part. The global random state is not touched. Buffers are restored by ``buffers(model)``, by the
+    model's own ``reset_buffers()``, or, for Hugging Face models, by the model's stock initialization of modules that
+    hold buffers; what a family lists as ``state`` starts at zero.
+    """
+    binding = bind(model, plan, family)
+    meta = [bound.name for bound in binding if bound.parameter.is_meta]
+    if meta:
+        raise BindError(
+            f"{len(meta)} parameters are on the meta device, {meta[0]!r} among them: "
+            "call model.to_empty(device=…) first"
+        )
+    inner = unwrapped(model)
+    _restore_buffers(inner, buffers)
+    if known := family_of(inner, family):
+        for name, parameter in inner.named_parameters():
+            if not parameter.requires_grad and known.is_state(name):
+                parameter.zero_()
+    for bound in binding:
+        _write(bound.parameter, initial_value(bound, seed))
+    return model
+
+
+def initial_value(bound: Bound, seed: int = 0) -> Tensor:
+    """The whole initial tensor of one parameter, float32 on the CPU (float64 parameters: drawn in float64)."""
+    shape, dtype = bound.parameter.shape, torch.float64 if bound.parameter.dtype == torch.float64 else torch.float32
+    if bound.row.init_std is None:
+        gain = bound.spec.role in (Role.NORM, Role.FINAL_NORM) and not bound.name.endswith("bias")
+        return torch.full(shape, bound.folded if gain else 0.0, dtype=dtype)
+    # A replica axis holds independent models: one draw each, so that a replica starts as its solo run does.
+    name = plain_name(bound.name)
+    if bound.spec.axes[:1] == ("replica",):
+        return torch.stack([_draw(shape[1:], bound.row.init_std, f"{seed + k}:{name}", dtype) for k in range(shape[0])])
+    return _draw(shape, bound.row.init_std, f"{seed}:{name}", dtype)
+
+
+def _draw(shape: torch.Size, std: float, key: str, dtype: torch.dtype) -> Tensor:
+    digest = hashlib.sha256(key.encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") % 2**63)
+    return torch.empty(shape, dtype=dtype).normal_(0.0, std, generator=generator)
+
+
+def _write(parameter: nn.Parameter, value: Tensor) -> None:
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if isinstance(parameter, DTensor):
+        value = value.to(parameter.device, parameter.dtype)
+        parameter.copy_(distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None))
+    else:
+        parameter.copy_(value)
+
+
+def _restore_buffers(model: nn.Module, restore: Callable[[nn.Module], None] | None) -> None:
+    if restore is not None:
+        restore(model)
+        return
+    for module in model.modules():
+        if callable(own := getattr(module, "reset_buffers", None)):
+            own()
+    stock = getattr(model, "_init_weights", None)
+    if stock is None:
+        return
+    for module in model.modules():
+        if any(True for _ in module.buffers(recurse=False)):
+            with _marked_initialized(module):
+                stock(module)
+
+
+@contextmanager
+def _marked_initialized(module: nn.Module) -> Iterator[None]:
+    """Stock initialization passes over a module's parameters meanwhile: only its buffers are written."""
+    mark = "_is_hf_initialized"
+    marked = [parameter for parameter in module.parameters(recurse=False) if not hasattr(parameter, mark)]
+    for parameter in marked:
+        setattr(parameter, mark, True)
+    try:
+        yield
+    finally:
+        for parameter in marked:
+            delattr(parameter, mark)

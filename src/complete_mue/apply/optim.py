@@ -1,0 +1,156 @@
+"""From a binding to an optimizer: plain groups, clipping that agrees in both forms, a guard for schedulers."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from complete_mue.apply.bind import bind
+from complete_mue.apply.family import Family
+from complete_mue.errors import RunError
+from complete_mue.plan.plan import Plan
+
+
+def param_groups(model: nn.Module, plan: Plan, *, family: Family | None = None) -> list[dict[str, Any]]:
+    """Plain parameter groups for any AdamW: parameters with equal settings share a group.
+
+    Each group has ``params``, ``lr``, ``weight_decay``, ``eps``, ``betas``, a unique ``name``, its ``param_names``, and
+    ``planned_lr``: the learning rate once more, since some schedulers overwrite ``lr`` and ``initial_lr`` both.
+    """
+    groups: dict[tuple[float, float, float], dict[str, Any]] = {}
+    roles: dict[tuple[float, float, float], dict[str, None]] = {}
+    for bound in bind(model, plan, family):
+        row = bound.row
+        key = (row.lr, row.weight_decay, row.eps)
+        group = groups.setdefault(
+            key,
+            {
+                "params": [],
+                "param_names": [],
+                "lr": row.lr,
+                "planned_lr": row.lr,
+                "weight_decay": row.weight_decay,
+                "eps": row.eps,
+                "betas": plan.hyper.betas,
+            },
+        )
+        group["params"].append(bound.parameter)
+        group["param_names"].append(bound.name)
+        roles.setdefault(key, {})[bound.spec.role.value] = None
+    for number, (key, group) in enumerate(groups.items()):
+        group["name"] = f"{number}:{'+'.join(roles[key])}"
+    return list(groups.values())
+
+
+# -- clipping ------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def clip_grad_norm_(model: nn.Module, plan: Plan, max_norm: float, *, family: Family | None = None) -> Tensor:
+    """Clip by the global norm of the gradients as the multiplier form sees them, and return that norm.
+
+    A folded parameter is m times its multiplier-form twin, so its gradient is 1/m of the twin's: the norm is taken over
+    m g. With the plain norm the two forms would clip differently. Sharded gradients are summed over all ranks.
+    """
+    found = [(b.parameter, grad, b.folded) for b in bind(model, plan, family) if (grad := b.parameter.grad) is not None]
+    total = _norm([gradient for _, gradient, _ in found], [weight for _, _, weight in found])
+    nn.utils.clip_grads_with_norm_([parameter for parameter, _, _ in found], max_norm, total)
+    return total
+
+
+def _norm(gradients: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """Global norm of weights times gradients: one kernel per device and dtype, one reduction per way of sharding."""
+    shares: dict[tuple[Any, ...], tuple[list[Tensor], list[float]]] = {}
+    for gradient, weight in zip(gradients, weights, strict=True):
+        mesh, sharded = None, tuple[bool, ...]()
+        if isinstance(gradient, DTensor):
+            mesh, sharded = gradient.device_mesh, tuple(isinstance(p, Shard) for p in gradient.placements)
+            if not all(isinstance(p, Shard | Replicate) for p in gradient.placements):
+                raise RunError(f"a gradient has placements {gradient.placements}: reduce it before clipping")
+            gradient = gradient.to_local()
+        part = shares.setdefault((mesh, sharded, gradient.device, gradient.dtype), ([], []))
+        part[0].append(gradient)
+        part[1].append(weight)
+    totals = [_share(mesh, sharded, *share) for (mesh, sharded, *_), share in shares.items()]
+    if not totals:
+        return torch.zeros(())
+    whole: Tensor = torch.linalg.vector_norm(torch.stack([total.to(totals[0].device) for total in totals]))
+    return whole
+
+
+def _share(mesh: Any, sharded: tuple[bool, ...], gradients: list[Tensor], weights: list[float]) -> Tensor:
+    precise = torch.promote_types(gradients[0].dtype, torch.float32)
+    norms = torch.stack(torch._foreach_norm(gradients, 2, dtype=precise))
+    local: Tensor = torch.linalg.vector_norm(norms * torch.tensor(weights, dtype=precise, device=norms.device))
+    if mesh is None:
+        return local
+    over = [Partial("sum") if cut else Replicate() for cut in sharded]
+    squares: Tensor = DTensor.from_local(local.square(), mesh, over, run_check=False).full_tensor()
+    return squares.sqrt()
+
+
+# -- schedulers ----------------------------------------------------------------------------------------------------
+
+
+def check_scheduler(scheduler: Any, steps: int = 1000) -> None:
+    """Refuse a scheduler that does not multiply every group's planned learning rate by the same factor.
+
+    Runs the scheduler ``steps`` steps ahead and puts it and the optimizer's groups back as they were. LambdaLR passes;
+    CosineAnnealingLR(eta_min > 0) and OneCycleLR with one max_lr for all groups do not.
+    """
+    while hasattr(scheduler, "scheduler"):  # Accelerate wraps the scheduler it prepared
+        scheduler = scheduler.scheduler
+    groups = scheduler.optimizer.param_groups
+    name, planned = type(scheduler).__name__, [_planned_lr(group) for group in groups]
+    kept = [{key: _copied(value) for key, value in group.items() if key != "params"} for group in groups]
+    state = copy.deepcopy(scheduler.state_dict())
+    waits = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)  # for a loss that no longer falls
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for step in range(steps + 1):
+                _check_ratios(name, step, planned, [float(group["lr"]) for group in groups], kept)
+                try:
+                    scheduler.step(1.0) if waits else scheduler.step()
+                except ValueError:  # a scheduler of fixed length has reached its end
+                    break
+    finally:
+        scheduler.load_state_dict(state)
+        for group, before in zip(groups, kept, strict=True):
+            for key in [key for key in group if key not in before and key != "params"]:
+                del group[key]
+            for key, value in before.items():
+                if isinstance(value, Tensor) and isinstance(group[key], Tensor):
+                    group[key].copy_(value)  # a tensor lr stays the tensor that a compiled step knows
+                else:
+                    group[key] = value
+
+
+def _planned_lr(group: dict[str, Any]) -> float:
+    return float(group.get("planned_lr", group.get("initial_lr", group["lr"])))
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else copy.copy(value)
+
+
+def _check_ratios(name: str, step: int, planned: list[float], now: list[float], groups: list[dict[str, Any]]) -> None:
+    # A group planned at 0 that stays there fits any factor.
+    rates = [(lr, start, i) for i, (lr, start) in enumerate(zip(now, planned, strict=True)) if lr or start]
+    factors = [(lr / start if start else math.inf, i) for lr, start, i in rates]
+    for factor, i in factors:
+        first, j = factors[0]
+        # Differences below 1e-5 of the planned rate move nothing: schedulers round, and end near zero.
+        if not math.isclose(factor, first, rel_tol=1e-6, abs_tol=1e-5):
+            raise RunError(
+                f"{name} breaks the ratios between parameter groups: at step {step} it multiplies group "
+                f"{groups[j].get('name', j)!r} by {first:.6g} and group {groups[i].get('name', i)!r} by {factor:.6g}; "
+                "use a scheduler that multiplies, such as torch.optim.lr_scheduler.LambdaLR"
+            )

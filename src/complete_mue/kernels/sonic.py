@@ -1,0 +1,86 @@
+"""SonicMoE as a kernel: its CuTe DSL products through the entry for any routing, where the package can be imported.
+
+SonicMoE 0.1.2 runs on newer PyTorch than its metadata admits (it asks for at most 2.9.1), needs Python 3.12 and a
+Hopper GPU, and cannot be traced by torch.compile. Its native weights interleave the rows of gate and value.
+`routed_experts` takes our order (all gate rows, then all value rows) by SonicMoE's own `concat_layout`, without a copy;
+for a measurement on its home ground, `native` reorders the weights once and `routed_experts_native` takes them so.
+"""
+
+import importlib.util
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def unavailable(x: Tensor, up: Tensor) -> str | None:
+    """Why SonicMoE cannot run on these tensors here, in one line; None when it can."""
+    if importlib.util.find_spec("sonicmoe") is None:
+        return "needs the package sonic-moe (Python 3.12 or newer), which is not installed"
+    if x.device.type != "cuda":
+        return f"needs a CUDA device of compute capability 9.0; this tensor is on {x.device.type}"
+    capability = torch.cuda.get_device_capability(x.device)
+    if capability != (9, 0):
+        return f"needs a CUDA device of compute capability 9.0; this one has {capability[0]}.{capability[1]}"
+    if x.dtype not in (torch.bfloat16, torch.float16):
+        return f"takes bfloat16 or float16; this tensor is {x.dtype}"
+    if x.shape[1] % 8 or up.shape[1] % 16:
+        return f"takes widths that are multiples of 8; these are {x.shape[1]} and {up.shape[1] // 2}"
+    return None
+
+
+def native(up: Tensor) -> Tensor:
+    """`up` [experts, 2 * expert_width, width] with its gate and value rows interleaved: one copy of the tensor."""
+    experts, both, width = up.shape
+    return up.view(experts, 2, both // 2, width).transpose(1, 2).reshape(experts, both, width)
+
+
+def few_configs() -> None:
+    """Leave SonicMoE's tuners a handful of candidates; from all of them it takes minutes to choose at each new shape.
+
+    It times 358 tilings for each of its products and about 70 for its gather-sum whenever a shape is new. What stays
+    here is its own default tiling for Hopper, and gather-sums of a token's whole row or half of it.
+    """
+    import triton
+    from quack import gemm_interface
+    from sonicmoe.functional.reduction_over_k_gather import token_gather_sum_kernel
+
+    for tuner in (gemm_interface.gemm_tuned, gemm_interface.gemm_gated_tuned, gemm_interface.gemm_dgated_tuned):
+        tuner.configs = [c for c in tuner.configs if _is_default(c.kwargs["config"])]
+    token_gather_sum_kernel.configs = [
+        triton.Config({"BLOCK_H": columns, "BLOCK_K": rows}, num_warps=8, num_stages=4)
+        for columns, rows in ((4096, 1), (4096, 4), (2048, 8))
+    ]
+
+
+def _is_default(config: Any) -> bool:
+    tile = (config.tile_m, config.tile_n, config.cluster_m, config.cluster_n)
+    return tile == (128, 192, 2, 1) and config.pingpong and not config.swap_ab
+
+
+def routed_experts(x: Tensor, up: Tensor, down: Tensor, index: Tensor, weight: Tensor) -> Tensor:
+    """The routed experts by SonicMoE; arguments as in `triton_experts.routed_experts`."""
+    return _sonic(x, up, down, index, weight, concatenated=True)
+
+
+def routed_experts_native(x: Tensor, up: Tensor, down: Tensor, index: Tensor, weight: Tensor) -> Tensor:
+    """The same with `up` as `native` gives it: rows gate, value, gate, value, …"""
+    return _sonic(x, up, down, index, weight, concatenated=False)
+
+
+def _sonic(x: Tensor, up: Tensor, down: Tensor, index: Tensor, weight: Tensor, *, concatenated: bool) -> Tensor:
+    from sonicmoe import moe_general_routing_inputs
+    from sonicmoe.enums import ActivationType
+
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, up, down = x.to(dtype), up.to(dtype), down.to(dtype)
+    tokens, active = index.shape
+    token = torch.arange(tokens * active, device=x.device, dtype=torch.int32) // active
+    y, _ = moe_general_routing_inputs(
+        x.contiguous(), weight.flatten().float(), token, index.flatten().int(),
+        up.permute(1, 2, 0), None, down.permute(1, 2, 0), None,
+        up.shape[0], torch.cuda.current_stream(x.device).cuda_stream, ActivationType.SWIGLU,
+        concat_layout=concatenated,
+    )  # fmt: skip
+    return y  # type: ignore[no-any-return]

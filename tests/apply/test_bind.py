@@ -1,0 +1,370 @@
+"""Every parameter to exactly one row: one's own model in ten lines, wrappers seen through, errors that help."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import io
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import complete_mue as mue  # noqa: E402
+from complete_mue.apply import bind  # noqa: E402
+from complete_mue.errors import BindError, TransferError  # noqa: E402
+from complete_mue.layout import Role, TensorSpec  # noqa: E402
+
+TABLE = """
+    wte.weight             | embedding     | vocab width
+    blocks.*.norm.weight   | norm          | width
+    blocks.*.qkv.weight    | attention_in  | heads <width>
+    blocks.*.proj.weight   | attention_out | width <heads>
+    blocks.*.router.weight | router        | experts <width>
+    blocks.*.w1            | expert_up     | experts <width> hidden
+    blocks.*.w2            | expert_down   | experts <hidden> width
+    ln_f.weight            | final_norm    | width
+    head.weight            | readout       | vocab <width>
+"""
+MINE = mue.Family.define("mine", TABLE, active=2)
+
+
+class Block(torch.nn.Module):
+    def __init__(self, width: int, experts: int, hidden: int) -> None:
+        super().__init__()
+        self.norm = torch.nn.RMSNorm(width)
+        self.qkv = torch.nn.Linear(width, 3 * width, bias=False)
+        self.proj = torch.nn.Linear(width, width, bias=False)
+        self.router = torch.nn.Linear(width, experts, bias=False)
+        self.w1 = torch.nn.Parameter(torch.zeros(experts, width, hidden))
+        self.w2 = torch.nn.Parameter(torch.zeros(experts, hidden, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        x = x + self.proj(torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True))
+        weight, index = self.router(x).sigmoid().topk(2)
+        weight = weight / weight.sum(-1, keepdim=True)
+        every = torch.einsum("btef,efd->bted", torch.einsum("btd,edf->btef", x, self.w1).relu(), self.w2)
+        chosen = every.gather(2, index[..., None].expand(-1, -1, -1, x.shape[-1]))
+        return x + (weight[..., None] * chosen).sum(2)
+
+
+class Mine(torch.nn.Module):
+    """Somebody's own MoE: no config, no base class of ours, names and layouts of its own."""
+
+    def __init__(self, width: int = 24, depth: int = 2, experts: int = 4, hidden: int = 20) -> None:
+        super().__init__()
+        self.wte = torch.nn.Embedding(32, width)
+        self.blocks = torch.nn.ModuleList(Block(width, experts, hidden) for _ in range(depth))
+        self.ln_f = torch.nn.RMSNorm(width)
+        self.head = torch.nn.Linear(width, 32, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.wte(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.ln_f(x))
+
+
+def plan_for(model: Any, family: mue.Family | None = MINE) -> mue.Plan:
+    reference = mue.Reference(
+        mue.ModelShape(16, 3, mue.FeedForward.dense(32)), mue.Budget(64, 70), mue.Hyper(1e-2, 0.1, 0.05)
+    )
+    return mue.transfer(reference, mue.describe(model, family), mue.Budget(64, 50))
+
+
+def changed(old: str, new: str, **facts: Any) -> mue.Family:
+    assert old in TABLE
+    return mue.Family.define("mine", TABLE.replace(old, new), **{"active": 2, **facts})
+
+
+def compiled(module: torch.nn.Module) -> Any:
+    return torch.compile(module, backend="eager")
+
+
+# -- one's own model -----------------------------------------------------------------------------------------------
+
+
+def test_own_model_in_ten_lines() -> None:
+    assert len(TABLE.strip().splitlines()) < 10
+    model = Mine()
+    shape = mue.describe(model, MINE)
+    assert shape == mue.ModelShape(24, 2, mue.FeedForward.moe(4, 2, 20))
+    plan = plan_for(model)
+    mue.initialize(model, plan, family=MINE)
+    rows = {bound.name: bound for bound in bind(model, plan, MINE)}
+    assert list(rows) == [name for name, _ in model.named_parameters()]
+    down, folded = rows["blocks.1.w2"], plan.fold().row("expert_down")
+    assert down.row.numbers == folded.numbers
+    assert down.folded == plan.row("expert_down").multiplier
+    assert rows["blocks.0.qkv.weight"].folded == 1
+    optimizer = torch.optim.AdamW(mue.param_groups(model, plan, family=MINE))
+    tokens = torch.randint(0, 8, (4, 12), generator=torch.Generator().manual_seed(0))
+    losses = []
+    for _ in range(20):
+        loss = torch.nn.functional.cross_entropy(model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        mue.clip_grad_norm_(model, plan, 1.0, family=MINE)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_experts_one_by_one() -> None:
+    class Expert(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = torch.nn.Linear(8, 6, bias=False), torch.nn.Linear(6, 8, bias=False)
+
+    model = torch.nn.Module()
+    model.layers = torch.nn.ModuleList(torch.nn.ModuleList(Expert() for _ in range(5)) for _ in range(2))
+    table = "layers.*.*.up.weight | expert_up | hidden <width>\nlayers.*.*.down.weight | expert_down | width <hidden>"
+    assert mue.describe(model, mue.Family.define("list", table, active=2)).main == mue.FeedForward.moe(5, 2, 6)
+
+
+def test_experts_in_groups() -> None:
+    model = torch.nn.Module()
+    model.layers = torch.nn.ModuleList(torch.nn.Module() for _ in range(2))
+    for layer in model.layers:
+        layer.a, layer.b = (torch.nn.Parameter(torch.zeros(4, 8, 3)) for _ in range(2))
+    table = "layers.*.{a,b} | expert_down | experts width <hidden>"
+    assert str(mue.describe(model, mue.Family.define("groups", table, active=4)).main) == "8e4a2g"
+    with pytest.raises(BindError, match="3 activated experts in 2 groups"):
+        mue.describe(model, mue.Family.define("groups", table, active=3))
+
+
+def test_a_model_that_declares_itself() -> None:
+    class Declared(Mine):
+        shape = mue.ModelShape(24, 2, mue.FeedForward.moe(4, 2, 20))
+
+        def tensors(self) -> tuple[TensorSpec, ...]:
+            return MINE.bind_names(name for name, _ in self.named_parameters())
+
+    model = Declared()
+    assert mue.describe(model) is Declared.shape
+    plan = plan_for(model, None)
+    ours, tables = bind(model, plan), bind(model, plan, MINE)
+    assert [b.row for b in ours] == [b.row for b in tables]
+    assert [b.name for b in bind(compiled(model), plan)] == [b.name for b in ours]
+    model.extra = torch.nn.Parameter(torch.zeros(1))
+    model.tensors = lambda: [*MINE.bind_names(n for n, _ in model.named_parameters() if n != "extra")] * 2
+    with pytest.raises(BindError, match=r"declared twice \['wte.weight'.*undeclared \['extra'\]"):
+        bind(model, plan)
+    model.tensors = lambda: [TensorSpec("gone", Role.BIAS, ("width",), None)]
+    with pytest.raises(BindError, match=r"declared but absent \['gone'\]; declare every parameter exactly once"):
+        bind(model, plan)
+
+
+def test_multipliers_of_the_model_stay_out_of_the_fold() -> None:
+    model = Mine()
+    plan = plan_for(model)
+    specs = MINE.bind_names(name for name, _ in model.named_parameters())
+    whole = {role: plan.row(role).multiplier for role in ("attention_out", "expert_down", "readout")}
+
+    class Multiplying(Mine):
+        shape = plan.shape
+
+        def tensors(self) -> list[TensorSpec]:
+            return [dataclasses.replace(spec, multiplier=whole.get(spec.role, 1.0)) for spec in specs]
+
+    binding = bind(Multiplying(), plan)
+    assert binding.form == "multiplier"
+    assert all(b.row.lr == plan.row(b.spec.role).lr for b in binding)
+    assert bind(model, plan, MINE).form == "folded"
+    assert bind(model, plan.fold(), MINE).bound[-1].row.lr == bind(model, plan, MINE).bound[-1].row.lr
+
+
+# -- nothing is stored on the model --------------------------------------------------------------------------------
+
+
+def test_copies_pickles_and_compiled_models_bind_alike() -> None:
+    model = Mine()
+    plan = plan_for(model)
+    before = [set(vars(module)) for module in model.modules()]
+    mue.initialize(model, plan, family=MINE)
+    mue.param_groups(model, plan, family=MINE)
+    assert all(vars(parameter) == {} for parameter in model.parameters())
+    assert [set(vars(module)) for module in model.modules()] == before
+
+    saved = io.BytesIO()
+    torch.save(model, saved)
+    saved.seek(0)
+    others = {
+        "deepcopy": copy.deepcopy(model),
+        "pickle": torch.load(saved, weights_only=False),
+        "compile": compiled(copy.deepcopy(model)),
+        "parallel": torch.nn.DataParallel(copy.deepcopy(model)),
+        "compiled layer": copy.deepcopy(model),
+    }
+    others["compiled layer"].blocks[1] = compiled(others["compiled layer"].blocks[1])
+    values = [parameter.clone() for parameter in model.parameters()]
+    settings = [bound.row for bound in bind(model, plan, MINE)]
+    for how, other in others.items():
+        assert [bound.row for bound in bind(other, plan, MINE)] == settings, how
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter.zero_()
+        mue.initialize(other, plan, family=MINE)
+        assert all(map(torch.equal, other.parameters(), values)), how
+    names = [bound.name for bound in bind(others["compile"], plan, MINE)]
+    assert names == [name for name, _ in model.named_parameters()]
+    assert "blocks.1._orig_mod.w1" in [bound.name for bound in bind(others["compiled layer"], plan, MINE)]
+
+
+def test_a_submodule_called_module_is_no_wrapper() -> None:
+    model = torch.nn.Module()
+    model.module = torch.nn.ModuleList([torch.nn.Linear(4, 4, bias=False)])
+    family = mue.Family.define("m", "module.*.weight | dense_down | width <hidden>")
+    assert mue.describe(model, family) == mue.ModelShape(4, 1, mue.FeedForward.dense(4))
+
+
+def test_frozen_parameters_are_listed_and_still_show_the_shape() -> None:
+    model = Mine()
+    shape, plan = mue.describe(model, MINE), plan_for(model)
+    model.wte.weight.requires_grad_(False)
+    for block in model.blocks:
+        block.w2.requires_grad_(False)
+    model.statistics = torch.nn.Parameter(torch.zeros(3), requires_grad=False)  # has no line, needs none
+    assert mue.describe(model, MINE) == shape
+    binding = bind(model, plan, MINE)
+    assert set(binding.frozen) == {"wte.weight", "blocks.0.w2", "blocks.1.w2", "statistics"}
+    assert {bound.name for bound in binding} == {n for n, p in model.named_parameters() if p.requires_grad}
+    model.requires_grad_(False)
+    with pytest.raises(BindError, match="no trainable parameters"):
+        bind(model, plan, MINE)
+
+
+# -- errors --------------------------------------------------------------------------------------------------------
+
+
+def test_unbound_parameters_are_listed() -> None:
+    family = changed("    blocks.*.norm.weight   | norm          | width\n", "")
+    with pytest.raises(
+        BindError, match=r"2 parameters have no line .*'blocks.0.norm.weight', 'blocks.1.norm.weight'; add a line"
+    ):
+        mue.describe(Mine(), family)
+
+
+def test_idle_lines_are_listed_with_the_nearest_name() -> None:
+    family = mue.Family.define("mine", TABLE + "    ln_g.weight | norm | width\n", active=2)
+    with pytest.raises(BindError, match=r"1 lines .* match no parameter: 'ln_g.weight' \(did you mean 'ln_f.weight'\?"):
+        mue.describe(Mine(), family)
+    optional = mue.Family.define("mine", TABLE + "  ? ln_g.weight | norm | width\n", active=2)
+    assert mue.describe(Mine(), optional).width == 24
+
+
+def test_two_lines_for_one_parameter() -> None:
+    family = mue.Family.define("mine", TABLE + "blocks.*.{norm,extra}.weight | norm | width", active=2)
+    with pytest.raises(BindError, match=r"'blocks.0.norm.weight' matches several lines .*make one of them narrower"):
+        mue.describe(Mine(), family)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (
+            "experts <hidden> width",
+            "experts <hidden>",
+            "'blocks.0.w2' has 3 dimensions but axes .*one name per dimension",
+        ),
+        ("experts <hidden> width", "experts <inner> width", "'blocks.0.w2' has axes .*name one of them `hidden`"),
+        ("vocab width", "width dim", r"axes named `width` have sizes \[24, 32\]"),
+        ("expert_down", "expert_up  ", "layer 0 has no tensor of role dense_down or expert_down"),
+    ],
+)
+def test_wrong_axes(old: str, new: str, says: str) -> None:
+    with pytest.raises(BindError, match=says):
+        mue.describe(Mine(), changed(old, new))
+
+
+def test_lines_that_cannot_be_read() -> None:
+    define = mue.Family.define
+    with pytest.raises(BindError, match=r"write `name \| role \| axes`"):
+        define("x", "a.weight | norm")
+    with pytest.raises(BindError, match="mark one axis as <fan-in>, not 2"):
+        define("x", "a.weight | dense_up | <hidden> <width>")
+    with pytest.raises(TransferError, match=r"role 'expert_dwn' \(did you mean 'expert_down'\?\)"):
+        define("x", "a.weight | expert_dwn | width <hidden>")
+    with pytest.raises(BindError, match=r"last column 'resid' \(did you mean 'residual'\?\)"):
+        define("x", "a.weight | norm | width | resid")
+    with pytest.raises(BindError, match=r"native names 'expert_dwn' \(did you mean 'expert_down'\?\)"):
+        define("x", "a.weight | norm | width", native={"expert_dwn": "c"})
+    with pytest.raises(BindError, match=r"fan_in_ratios\['hidden'\] = 0: give a number above 0"):
+        define("x", "a.weight | dense_down | width <hidden>", fan_in_ratios={"hidden": 0})
+
+
+def test_active_experts_must_be_known() -> None:
+    with pytest.raises(BindError, match=r"active = 0 gives 0; give the number of activated experts"):
+        mue.describe(Mine(), mue.Family.define("mine", TABLE))
+    with pytest.raises(BindError, match="active = 'top_k' gives None"):
+        mue.describe(Mine(), mue.Family.define("mine", TABLE, active="top_k"))
+    model = Mine()
+    model.config = SimpleNamespace(top_k=[3, 3])
+    assert mue.describe(model, mue.Family.define("mine", TABLE, active="top_k")).main.active == 3
+
+
+def test_native_factors_come_from_the_config() -> None:
+    model = Mine()
+    plan = plan_for(model)
+    family = changed("|", "|", native={"expert_down": "scale", "blocks.*.proj.weight": "1/slow", "readout": "absent"})
+    model.config = SimpleNamespace(scale=2.5, slow=4.0)
+    plain, native = ({b.name: b for b in bind(model, plan, f)} for f in (MINE, family))
+    assert native["blocks.0.w2"].folded == pytest.approx(plain["blocks.0.w2"].folded / 2.5)
+    assert native["blocks.0.proj.weight"].folded == pytest.approx(plain["blocks.0.proj.weight"].folded * 4)
+    assert native["head.weight"].folded == plain["head.weight"].folded
+    model.config.scale = 0
+    with pytest.raises(BindError, match=r"config.scale = 0: give a number above 0"):
+        bind(model, plan, family)
+
+
+def test_layers_are_numbered_from_zero() -> None:
+    model = torch.nn.Module()
+    model.layers = torch.nn.ModuleDict({"1": torch.nn.Linear(4, 4, bias=False)})
+    with pytest.raises(BindError, match=r"layers are numbered \[1\]"):
+        mue.describe(model, mue.Family.define("m", "layers.*.weight | dense_down | width <hidden>"))
+
+
+def test_tied_weights() -> None:
+    model = Mine()
+    plan = plan_for(model)
+    model.head.weight = model.wte.weight
+    assert mue.describe(model, MINE) == plan.shape
+    with pytest.raises(BindError, match=r"tied weights: wte.weight = head.weight; .*tie_word_embeddings=False\)$"):
+        bind(model, plan, MINE)
+    family = changed("|", "|", native={"readout": "1/logits_scaling"})
+    model.config = SimpleNamespace(logits_scaling=1.0)
+    with pytest.raises(BindError, match=r"or set config.logits_scaling so that the model scales its logits itself"):
+        bind(model, plan, family)
+    model.config.logits_scaling = plan.ratios.width  # now one tensor can serve as both
+    binding = bind(model, plan, family)
+    assert [bound.name for bound in binding] == [name for name, _ in model.named_parameters()]
+    assert sum(len(group["params"]) for group in mue.param_groups(model, plan, family=family)) == len(binding.bound)
+
+
+def test_plan_for_another_shape() -> None:
+    model, other = Mine(), Mine(width=32)
+    with pytest.raises(BindError, match=r"plan is for width 32, depth 2, blocks 4e2a@20 x2, but the model is width 24"):
+        mue.param_groups(model, plan_for(other), family=MINE)
+    with pytest.raises(BindError, match=r"8e2a@20 x2.*make the plan for this model \(shape = mue.describe\(model\)\)"):
+        mue.initialize(model, plan_for(Mine(experts=8)), family=MINE)
+
+
+def test_unknown_models() -> None:
+    with pytest.raises(BindError, match=r"Mine \(no config.model_type\) is not a known family.*mixtral.*Family.define"):
+        mue.describe(Mine())
+    with pytest.raises(BindError, match=r"model_type 'mixtrall' \(did you mean 'mixtral'\?\) is not a known family"):
+        mue.describe(SimpleNamespace(model_type="mixtrall"))
+    with pytest.raises(BindError, match=r"dict: give an nn\.Module or a Hugging Face config"):
+        mue.describe({})
+
+
+def test_unnormalized_own_routing() -> None:
+    model = Mine()
+    plan = plan_for(model)
+    with pytest.raises(BindError, match=r"do not sum to one .*so the route scale has no fixed meaning; call mue.norm"):
+        bind(model, plan, changed("|", "|", normalized=False))
+    with pytest.raises(BindError, match=r"set config.norm_topk = True before the model is built"):
+        bind(model, plan, changed("|", "|", normalized="norm_topk"))

@@ -1,0 +1,199 @@
+"""The Hopper kernels against the plain loop, on outputs and on every gradient by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from complete_mue.kernels import reference, triton_experts
+
+_probe = torch.empty(1, 128, dtype=torch.bfloat16, device="cuda" if torch.cuda.is_available() else "cpu")
+_reason = triton_experts.unavailable(_probe, _probe.new_empty(1, 2, 128))
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(_reason is not None, reason=str(_reason)),
+    pytest.mark.filterwarnings("default"),
+]
+
+NAMES = ("y", "dx", "dup", "ddown", "dweight")
+Case = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def case(
+    tokens: int, width: int, expert_width: int, experts: int, active: int, dtype: torch.dtype = torch.bfloat16,
+    index: Tensor | None = None,
+) -> Case:  # fmt: skip
+    x = torch.randn(tokens, width, device="cuda")
+    up = torch.randn(experts, 2 * expert_width, width, device="cuda") * width**-0.5
+    down = torch.randn(experts, width, expert_width, device="cuda") * expert_width**-0.5
+    if index is None:
+        index = torch.rand(tokens, experts, device="cuda").topk(active).indices
+    weight = torch.rand(tokens, active, device="cuda") + 0.1
+    return x.to(dtype), up.to(dtype), down.to(dtype), index, weight
+
+
+def outputs(kernel: Callable[..., Tensor], case: Case, grad: Tensor) -> dict[str, Tensor]:
+    x, up, down, index, weight = case
+    leaves = [t.detach().clone().requires_grad_() for t in (x, up, down, weight)]
+    y = kernel(leaves[0], leaves[1], leaves[2], index, leaves[3])
+    y.backward(grad.to(y.dtype))
+    return dict(zip(NAMES, [y.detach(), *(leaf.grad for leaf in leaves)], strict=True))
+
+
+def in_float64(case: Case) -> Case:
+    x, up, down, index, weight = case
+    return x.double(), up.double(), down.double(), index, weight.double()
+
+
+def error(got: Tensor, want: Tensor) -> float:
+    return ((got.double() - want.double()).norm() / want.double().norm().clamp_min(1e-30)).item()
+
+
+def assert_close(case: Case) -> dict[str, Tensor]:
+    grad = torch.randn_like(case[0])
+    want = outputs(reference.routed_experts, in_float64(case), grad)
+    got = outputs(triton_experts.routed_experts, case, grad)
+    # A handful of roundings to the dtype stand between an input and a gradient; the plain loop in bfloat16 errs by 5e-3
+    tolerance = 1e-5 if case[0].dtype == torch.float32 else 1.25 * torch.finfo(case[0].dtype).eps
+    errors = {name: error(got[name], want[name]) for name in NAMES}
+    assert all(value < tolerance for value in errors.values()), errors
+    return got
+
+
+@pytest.mark.parametrize(
+    ("tokens", "width", "expert_width", "experts", "active"),
+    [
+        pytest.param(512, 256, 128, 8, 2, id="whole tiles"),
+        pytest.param(333, 320, 200, 5, 3, id="odd tokens, widths past a tile"),
+        pytest.param(77, 136, 72, 16, 4, id="widths of 8"),
+        pytest.param(100, 100, 36, 6, 2, id="widths of 4"),
+        pytest.param(1, 128, 64, 9, 3, id="one token"),
+        pytest.param(600, 128, 64, 1023, 8, id="1023 experts, some empty"),
+        pytest.param(2048, 1024, 512, 16, 4, id="larger"),
+    ],
+)
+def test_bfloat16(tokens: int, width: int, expert_width: int, experts: int, active: int) -> None:
+    assert_close(case(tokens, width, expert_width, experts, active))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_other_dtypes(dtype: torch.dtype) -> None:
+    assert_close(case(300, 200, 104, 6, 2, dtype))
+
+
+def test_all_tokens_on_one_expert_and_the_rest_exactly_zero() -> None:
+    index = torch.full((1000, 1), 2, device="cuda")
+    got = assert_close(case(1000, 192, 96, 7, 1, index=index))
+    others = [0, 1, 3, 4, 5, 6]
+    assert not got["dup"][others].any()
+    assert not got["ddown"][others].any()
+
+
+def test_int32_index_and_a_weight_of_low_precision() -> None:
+    x, up, down, index, weight = case(200, 128, 64, 4, 2)
+    assert_close((x, up, down, index.int(), weight.bfloat16()))
+
+
+def test_inputs_at_odd_addresses() -> None:
+    x, up, down, index, weight = case(200, 128, 64, 4, 2)
+
+    def shifted(t: Tensor) -> Tensor:
+        return torch.cat([t.new_zeros(1), t.flatten()])[1:].view(t.shape)
+
+    odd = shifted(x), shifted(up), shifted(down), index, weight
+    assert odd[0].data_ptr() % 16
+    with torch.no_grad():
+        assert torch.equal(
+            triton_experts.routed_experts(*odd), triton_experts.routed_experts(x, up, down, index, weight)
+        )
+
+
+def test_no_tokens() -> None:
+    got = outputs(triton_experts.routed_experts, case(0, 128, 64, 4, 2), torch.empty(0, 128, device="cuda"))
+    assert got["y"].shape == (0, 128)
+    assert not got["dup"].any()
+
+
+def test_two_runs_are_equal_to_the_bit() -> None:
+    small = case(777, 512, 256, 12, 4)
+    grad = torch.randn_like(small[0])
+    first = outputs(triton_experts.routed_experts, small, grad)
+    second = outputs(triton_experts.routed_experts, small, grad)
+    assert all(torch.equal(first[name], second[name]) for name in NAMES)
+
+
+def test_memory_full_of_nan_leaves_no_trace() -> None:
+    torch.cuda.empty_cache()
+    poison = [torch.full((1 << 20,), float("nan"), device="cuda") for _ in range(64)]
+    del poison
+    got = assert_close(case(333, 256, 128, 33, 3))
+    assert all(value.isfinite().all() for value in got.values())
+
+
+def test_without_gradients() -> None:
+    small = case(200, 128, 64, 4, 2)
+    with torch.no_grad():
+        y = triton_experts.routed_experts(*small)
+    assert error(y, reference.routed_experts(*in_float64(small))) < 5e-3
+
+
+def test_only_the_gradients_asked_for() -> None:
+    x, up, down, index, weight = case(200, 128, 64, 4, 2)
+    down.requires_grad_()
+    triton_experts.routed_experts(x, up, down, index, weight).sum().backward()
+    assert down.grad is not None
+    assert (x.grad, up.grad, weight.grad) == (None, None, None)
+
+
+def test_a_kept_graph_gives_the_same_gradients_again() -> None:
+    x, up, down, index, weight = case(200, 128, 64, 4, 2)
+    leaves = [t.requires_grad_() for t in (x, up, down, weight)]
+    y = triton_experts.routed_experts(x, up, down, index, weight)
+    first = torch.autograd.grad(y.sum(), leaves, retain_graph=True)
+    second = torch.autograd.grad(y.sum(), leaves)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_autocast_takes_float32_masters() -> None:
+    small = case(200, 128, 64, 4, 2, torch.float32)
+    grad = torch.randn_like(small[0])
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        got = outputs(triton_experts.routed_experts, small, grad)
+    want = outputs(reference.routed_experts, in_float64(small), grad)
+    assert got["y"].dtype == torch.bfloat16
+    assert got["dup"].dtype == torch.float32
+    errors = {name: error(got[name], want[name]) for name in NAMES}
+    assert all(value < 1e-2 for value in errors.values()), errors
+
+
+def test_compiles_as_one_graph() -> None:
+    small = case(300, 128, 64, 4, 2)
+    grad = torch.randn_like(small[0])
+    compiled = torch.compile(triton_experts.routed_experts, fullgraph=True)
+    eager = outputs(triton_experts.routed_experts, small, grad)
+    traced = outputs(compiled, small, grad)
+    assert all(torch.equal(eager[name], traced[name]) for name in NAMES)
+
+
+def test_past_two_to_the_31_elements() -> None:
+    tokens, width, active = 9000, 4096, 64
+    assert tokens * active * width > 2**31
+    big = case(tokens, width, 64, 128, active)
+    grad = torch.randn_like(big[0])
+    got = outputs(triton_experts.routed_experts, big, grad)
+    x, up, down, index, weight = big
+    want = outputs(reference.routed_experts, (x.float(), up.float(), down.float(), index, weight), grad.float())
+    errors = {name: error(got[name], want[name]) for name in NAMES}
+    assert all(value < 1e-2 for value in errors.values()), errors
+
+
+def test_small_case_for_the_sanitizer() -> None:
+    """`compute-sanitizer --tool memcheck python -m pytest tests/kernels/test_triton.py -k sanitizer`."""
+    for widths in ((136, 72), (100, 36)):
+        got = outputs(
+            triton_experts.routed_experts, case(150, *widths, 3, 2), torch.randn(150, widths[0], device="cuda")
+        )
+        assert all(value.isfinite().all() for value in got.values())
