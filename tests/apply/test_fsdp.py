@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,60 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers", reason="the model is a stock one")
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # also in the processes that are spawned from here
-import complete_mue as mue  # noqa: E402
-from stock_families import tiny_config, tiny_plan  # noqa: E402
-
-STEPS, BATCH, MAX_NORM = 10, 4, 0.2
-
-
-def train(rank: int, world: int, init_file: str, folder: str) -> None:
-    """meta -> fully_shard (two processes) -> to_empty -> initialize -> train; rank 0 leaves weights, losses, norms."""
-    from torch import distributed as dist
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import DTensor
-    from transformers import AutoModelForCausalLM
-
-    torch.set_num_threads(1)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(tiny_config("mixtral"))
-    plan = tiny_plan(model)
-    if world > 1:
-        dist.init_process_group("gloo", init_method=f"file://{init_file}", rank=rank, world_size=world)
-        mesh = dist.device_mesh.init_device_mesh("cpu", (world,))
-        for layer in model.model.layers:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-    model.to_empty(device="cpu")
-    torch.manual_seed(rank)  # the global seed has no say in the initial weights
-    mue.initialize(model, plan, seed=3)
-
-    def whole(tensor: torch.Tensor) -> torch.Tensor:
-        return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
-
-    start = {name: whole(parameter) for name, parameter in model.named_parameters()}
-    optimizer = torch.optim.AdamW(mue.param_groups(model, plan))
-    generator = torch.Generator().manual_seed(0)
-    losses, norms = [], []
-    for _ in range(STEPS):
-        words = torch.randint(3, 20, (BATCH, 16), generator=generator)
-        tokens = words.chunk(world)[rank]
-        loss = model(input_ids=tokens, labels=tokens).loss
-        loss.backward()
-        norms.append(mue.clip_grad_norm_(model, plan, MAX_NORM).item())
-        left = mue.clip_grad_norm_(model, plan, MAX_NORM).item()
-        assert left == pytest.approx(MAX_NORM, rel=1e-3), "clipped gradients have the norm asked for"
-        optimizer.step()
-        optimizer.zero_grad()
-        mean = loss.detach().clone()
-        if world > 1:
-            dist.all_reduce(mean)
-        losses.append(mean.item() / world)
-    end = {name: whole(parameter) for name, parameter in model.named_parameters()}
-    if rank == 0:
-        torch.save((start, end, losses, norms), Path(folder) / f"{world}.pt")
-    if world > 1:
-        dist.destroy_process_group()
+from fsdp_rank import MAX_NORM, train  # noqa: E402
 
 
 @pytest.mark.slow
