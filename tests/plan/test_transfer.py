@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import complete_mue as mue
-from complete_mue.plan.plan import Factors
+from complete_mue.plan.row import Factors
 from strategies import budgets, references, shapes
 
 

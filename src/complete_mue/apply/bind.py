@@ -23,7 +23,8 @@ from complete_mue.errors import BindError, nearest
 from complete_mue.layout import FeedForward, ModelShape, Role, RoutedGroup, TensorSpec
 from complete_mue.layout.tensors import FEED_FORWARD_ROLES
 from complete_mue.plan.fold import fold
-from complete_mue.plan.plan import Multiplier, Plan, Row
+from complete_mue.plan.plan import Plan
+from complete_mue.plan.row import Multiplier, Row
 
 
 @dataclass(frozen=True)

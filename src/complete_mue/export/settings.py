@@ -11,7 +11,8 @@ from complete_mue.layout.notation import FeedForward
 from complete_mue.layout.tensors import Role
 from complete_mue.plan.export import headline
 from complete_mue.plan.fold import fold
-from complete_mue.plan.plan import Multiplier, Plan, Row
+from complete_mue.plan.plan import Plan
+from complete_mue.plan.row import Multiplier, Row
 
 WIDTH = 118
 CLIPPING = (

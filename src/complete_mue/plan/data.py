@@ -13,9 +13,9 @@ from complete_mue.layout.notation import FeedForward
 from complete_mue.layout.reference import Hyper, Reference, tuned_from
 from complete_mue.layout.shape import Budget, ModelShape
 from complete_mue.layout.tensors import Role
-from complete_mue.plan.export import plan_route_scale
 from complete_mue.plan.fold import fold
-from complete_mue.plan.plan import Factors, Multiplier, Plan, Row
+from complete_mue.plan.row import Factors, Multiplier, Row
+from complete_mue.plan.table import PlanTable
 from complete_mue.rules.catalog import Rules
 from complete_mue.rules.ratios import Ratios
 from complete_mue.rules.sde import sde_report
@@ -23,7 +23,7 @@ from complete_mue.rules.sde import sde_report
 FORMAT = 1
 
 
-def plan_to_dict(plan: Plan) -> dict[str, Any]:
+def to_dict(plan: PlanTable) -> dict[str, Any]:
     """What `mue plan --format json` prints."""
     r, h, main, parameters = plan.ratios, plan.hyper, plan.shape.main, plan.shape.parameters
     return {
@@ -52,7 +52,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "feed_forward": {
             "notation": str(main),
             "active_width": main.active_width,
-            "route_scale": plan_route_scale(plan),
+            "route_scale": plan.block_route_scale,
             "density": main.density,
         },
         "attention_scale": plan.attention_scale,
@@ -70,22 +70,22 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
     }
 
 
-def plan_to_json(plan: Plan, indent: int | None = 2) -> str:
+def to_json(plan: PlanTable, indent: int | None = 2) -> str:
     """JSON text: Python floats print their shortest exact form, so nothing is lost."""
-    return json.dumps(plan_to_dict(plan), indent=indent, ensure_ascii=False, allow_nan=False)
+    return json.dumps(to_dict(plan), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
-def plan_from_json(text: str) -> Plan:
-    """Read a plan back from JSON text."""
+def read_json(text: str) -> dict[str, Any]:
+    """The fields of a plan from JSON text."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as problem:
         raise FileError(f"not a plan: invalid JSON ({problem}); write one with `mue plan --format json`") from None
-    return plan_from_dict(data)
+    return read_dict(data)
 
 
-def plan_from_dict(data: Any) -> Plan:
-    """Read a plan back; rows are taken as written, the rest follows from reference and target."""
+def read_dict(data: Any) -> dict[str, Any]:
+    """The fields of a plan from plain data; rows are taken as written, the rest follows from reference and target."""
     try:
         if data["format"] != FORMAT:
             raise FileError(
@@ -107,18 +107,18 @@ def plan_from_dict(data: Any) -> Plan:
         hyper = Hyper(init_std=reference.hyper.init_std, **glob)
         if data["betas"] not in ("transfer", "hold"):
             raise FileError(f"betas = {data['betas']!r}: give 'transfer' or 'hold'")
-        return Plan(
-            reference=reference,
-            shape=shape,
-            budget=budget,
-            rules=rules,
-            betas=data["betas"],
-            ratios=Ratios.between(reference, shape, budget),
-            hyper=hyper,
-            rows=tuple(_row_from_dict(row) for row in data["rows"]),
-            absent=tuple(_row_from_dict(row) for row in data["absent"]),
-            sde=sde_report(reference, shape, budget, hyper),
-        )
+        return {
+            "reference": reference,
+            "shape": shape,
+            "budget": budget,
+            "rules": rules,
+            "betas": data["betas"],
+            "ratios": Ratios.between(reference, shape, budget),
+            "hyper": hyper,
+            "rows": tuple(_row_from_dict(row) for row in data["rows"]),
+            "absent": tuple(_row_from_dict(row) for row in data["absent"]),
+            "sde": sde_report(reference, shape, budget, hyper),
+        }
     except (KeyError, TypeError, AttributeError, IndexError, OverflowError, ZeroDivisionError) as problem:
         raise FileError(
             f"not a plan: {type(problem).__name__} at {problem}; write one with `mue plan --format json`"

@@ -7,7 +7,8 @@ import io
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from complete_mue.plan.plan import Plan, Row
+from complete_mue.plan.row import Row
+from complete_mue.plan.table import PlanTable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -16,7 +17,7 @@ WIDTH = 100
 _HEADINGS = ("role", "multiplier", "init std", "lr", "weight decay", "eps", "multiplier is")
 
 
-def headline(plan: Plan) -> list[str]:
+def headline(plan: PlanTable) -> list[str]:
     """Shape, ratios, global settings and the SDE verdict, a line each, at most ``WIDTH`` columns wide."""
     r, h, main = plan.ratios, plan.hyper, plan.shape.main
     parameters = plan.shape.parameters
@@ -24,7 +25,7 @@ def headline(plan: Plan) -> list[str]:
         f"{plan.reference.shape.main} (d={plan.reference.shape.width}, L={plan.reference.shape.depth}) → "
         f"{main} (d={plan.shape.width}, L={plan.shape.depth}), {'folded' if plan.is_folded else 'multiplier'} form, "
         f"rules {plan.rules.name}",
-        f"active width H={main.active_width}  density {main.density:.4g}  route scale {plan_route_scale(plan):.6g}  "
+        f"active width H={main.active_width}  density {main.density:.4g}  route scale {plan.block_route_scale:.6g}  "
         f"parameters {_short(parameters.active)} active, {_short(parameters.total)} total",
         f"ratios  ρ_d={r.width:.4g}  ρ_L={r.depth:.4g}  ρ_H={r.active_width:.4g}  ρ_B={r.batch:.4g}  "
         f"ρ_D={r.tokens:.4g}  s={r.schedule:.4g}",
@@ -34,12 +35,6 @@ def headline(plan: Plan) -> list[str]:
     ]
 
 
-def plan_route_scale(plan: Plan) -> float:
-    """r of the main block, whatever the form; 1 for a dense target."""
-    found = [row for row in plan.rows if row.role == "expert_down"]
-    return found[-1].forward.route_scale * found[-1].folded.route_scale if found else 1.0
-
-
 def _short(count: int) -> str:
     for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
         if count >= size:
@@ -47,7 +42,7 @@ def _short(count: int) -> str:
     return str(count)
 
 
-def _name(plan: Plan, row: Row) -> str:
+def _name(plan: PlanTable, row: Row) -> str:
     several = sum(other.role is row.role for other in plan.rows) > 1
     return f"{row.role.value} ({row.block})" if several else row.role.value
 
@@ -57,13 +52,13 @@ def _parts(row: Row) -> str:
     return " × ".join(f"{name} {value:.4g}" for name, value in names if value != 1) or "–"
 
 
-def _cells(plan: Plan, row: Row) -> tuple[str, ...]:
+def _cells(plan: PlanTable, row: Row) -> tuple[str, ...]:
     std = "–" if row.init_std is None else f"{row.init_std:.6g}"
     numbers = f"{row.lr:.6g}", f"{row.weight_decay:.6g}", f"{row.eps:.4g}"
     return (_name(plan, row), f"{row.multiplier:.6g}", std, *numbers, _parts(row))
 
 
-def to_rich(plan: Plan) -> Iterator[str | Table]:
+def to_rich(plan: PlanTable) -> Iterator[str | Table]:
     """Headlines and a table, for a terminal of 100 columns."""
     from rich import box
     from rich.table import Table
@@ -78,7 +73,7 @@ def to_rich(plan: Plan) -> Iterator[str | Table]:
     yield table
 
 
-def to_text(plan: Plan) -> str:
+def to_text(plan: PlanTable) -> str:
     """The terminal table as plain text."""
     from rich.console import Console
 
@@ -88,7 +83,7 @@ def to_text(plan: Plan) -> str:
     return "\n".join(text.rstrip() for text in console.file.getvalue().splitlines()).rstrip()
 
 
-def to_markdown(plan: Plan) -> str:
+def to_markdown(plan: PlanTable) -> str:
     """Headlines as a list, then the table with a reason per row."""
     cells = [(*_cells(plan, row)[:6], row.because) for row in plan.rows]
     headings = (*_HEADINGS[:6], "because")
@@ -97,7 +92,7 @@ def to_markdown(plan: Plan) -> str:
     return "\n".join(lines + ["| " + " | ".join(c.replace("|", "\\|") for c in row) + " |" for row in cells])
 
 
-def to_csv(plan: Plan) -> str:
+def to_csv(plan: PlanTable) -> str:
     """One line per row, numbers in full precision."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from complete_mue.plan.plan import Multiplier, Row
+from complete_mue.plan.row import Multiplier, Row
 
 
 def fold(row: Row) -> Row:

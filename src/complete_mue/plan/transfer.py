@@ -9,7 +9,9 @@ from complete_mue.layout.notation import FeedForward
 from complete_mue.layout.reference import Hyper, Reference
 from complete_mue.layout.shape import Budget, ModelShape
 from complete_mue.layout.tensors import FEED_FORWARD_ROLES, Role
-from complete_mue.plan.plan import OTHER_ROLES, Betas, Factors, Multiplier, Plan, Row, block_roles
+from complete_mue.plan.plan import Plan
+from complete_mue.plan.row import Factors, Multiplier, Row
+from complete_mue.plan.table import OTHER_ROLES, Betas, block_roles
 from complete_mue.rules.catalog import Rules
 from complete_mue.rules.layer import COLUMNS, REASONS, LayerRule
 from complete_mue.rules.ratios import Ratios, symbols

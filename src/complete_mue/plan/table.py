@@ -1,0 +1,128 @@
+"""What a plan says: reference, target, ratios, global settings, rows, SDE report; and the algebra on it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Self
+
+from complete_mue.errors import TransferError
+from complete_mue.layout.reference import Hyper, Reference, Tuned
+from complete_mue.layout.shape import Budget, ModelShape
+from complete_mue.layout.tensors import FEED_FORWARD_ROLES, Role
+from complete_mue.plan.fold import fold, unfold
+from complete_mue.plan.row import Multiplier, Row
+from complete_mue.rules.catalog import Rules
+from complete_mue.rules.ratios import Ratios
+from complete_mue.rules.sde import LoadSde, Sde, sde_with_load
+
+Betas = Literal["transfer", "hold"]
+
+
+@dataclass(frozen=True)
+class PlanTable:
+    """Everything a plan says; ``Plan`` adds how it is explained, printed and written."""
+
+    reference: Reference
+    shape: ModelShape
+    budget: Budget
+    rules: Rules
+    betas: Betas
+    ratios: Ratios
+    hyper: Hyper  # the target's global lr, weight decay, eps, betas; init_std is the reference's
+    rows: tuple[Row, ...]  # roles that the shape has
+    absent: tuple[Row, ...]  # feed-forward roles it has not: needed to go on from here to another shape
+    sde: Sde
+
+    def row(self, role: Role | str, block: str | None = None) -> Row:
+        """The row of a role; ``block`` chooses where several kinds of block differ."""
+        role = Role.parse(role)
+        found = [row for row in self.rows if row.role is role and block in (None, row.block)]
+        if len(found) == 1 or (found and all(row.numbers == found[0].numbers for row in found)):
+            return found[0]
+        if found:
+            kinds = ", ".join(repr(row.block) for row in found)
+            raise TransferError(f"role {role.value!r} has several rows: name the block kind, one of {kinds}")
+        roles = ", ".join(dict.fromkeys(row.role.value for row in self.rows))
+        where = "" if block is None else f" in a block {block!r}"
+        raise TransferError(f"no row for role {role.value!r}{where} in this plan: its roles are {roles}")
+
+    # -- the same run, written otherwise ----------------------------------------------------------------------
+
+    def fold(self) -> Self:
+        """The same training run without any multiplier in the forward pass."""
+        return self._with_rows(fold)
+
+    def unfold(self) -> Self:
+        """Back to multiplier form."""
+        return self._with_rows(unfold)
+
+    def _with_rows(self, change: Callable[[Row], Row]) -> Self:
+        return replace(self, rows=tuple(map(change, self.rows)), absent=tuple(map(change, self.absent)))
+
+    @property
+    def is_folded(self) -> bool:
+        """No row needs a multiplier in the forward pass."""
+        return all(row.forward == Multiplier() for row in self.rows)
+
+    def as_reference(self) -> Reference:
+        """The target as a reference of its own, each role with its settings: transfers compose through it."""
+        tuned = {}
+        for row in reversed((*self.unfold().rows, *self.unfold().absent)):
+            tuned[row.role] = Tuned(
+                output=row.output,
+                route_scale=row.route_scale if row.role is Role.EXPERT_DOWN else None,
+                residual=row.residual,
+                init_std=row.init_std,
+                lr=row.lr,
+                weight_decay=row.weight_decay,
+                eps=row.eps,
+            )
+        return Reference(self.shape, self.budget, self.hyper, tuned=tuned)
+
+    def isclose(self, other: PlanTable, tolerance: float = 1e-12) -> bool:
+        """Same roles and, up to rounding, the same numbers, globally and in every row."""
+        mine, theirs = (
+            {(row.role, row.block): row.numbers for row in plan.rows}
+            | {("global", ""): (p.lr, p.weight_decay, p.eps, *p.betas)}
+            for plan, p in ((self, self.hyper), (other, other.hyper))
+        )
+        return mine.keys() == theirs.keys() and all(
+            math.isclose(a, b, rel_tol=tolerance) for key in mine for a, b in zip(mine[key], theirs[key], strict=True)
+        )
+
+    def sde_with_load(self, load: Sequence[float]) -> LoadSde:
+        """sigma0 of each expert under a measured load (each expert's share of the tokens; sums to active)."""
+        return sde_with_load(self.reference, self.shape, self.budget, self.hyper, load)
+
+    @property
+    def attention_scale(self) -> float | None:
+        """Factor on attention logits: sqrt(head_dim*) / head_dim, which is 1/sqrt(head_dim) for heads of fixed size.
+
+        None where the shapes leave the head size open: keep the reference's head size and its 1/sqrt(head_dim).
+        """
+        ours, theirs = self.shape.head_dim, self.reference.shape.head_dim
+        return None if ours is None or theirs is None else math.sqrt(theirs) / ours
+
+    @property
+    def block_route_scale(self) -> float:
+        """r of the main block, in either form; 1 for a dense target."""
+        found = [row for row in self.rows if row.role is Role.EXPERT_DOWN]
+        return found[-1].route_scale * found[-1].folded.route_scale if found else 1.0
+
+
+def block_roles(shape: ModelShape) -> list[tuple[Role, str]]:
+    """The feed-forward roles that a shape has, each with the label of its kind of block."""
+    found: list[tuple[Role, str]] = []
+    for kind in shape.kinds:
+        if kind.is_dense:
+            roles = [Role.DENSE_UP, Role.DENSE_DOWN]
+        else:
+            shared = [Role.SHARED_UP, Role.SHARED_DOWN] if kind.branches else []
+            roles = [*shared, Role.EXPERT_UP, Role.EXPERT_DOWN, Role.ROUTER]
+        found += [(role, shape.label(kind)) for role in roles]
+    return found
+
+
+OTHER_ROLES = tuple(role for role in Role if role not in FEED_FORWARD_ROLES)
