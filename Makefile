@@ -7,7 +7,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 # Two single-thread workers beat one with two threads on tensors this small.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
-.PHONY: quickstart test test-slow test-exports lint types format clean
+.PHONY: quickstart test test-slow test-tools lint types format clean
 
 quickstart: $(VENV)/.core
 	$(BIN)/mue plan examples/lm_reference.toml examples/lm_large.toml
@@ -18,10 +18,10 @@ test: $(VENV)/.dev lint types
 test-slow: $(VENV)/.dev
 	$(PYTEST) -m slow
 
-# Read the exports back with the tools they are for; --no-deps keeps torch as it is.
-test-exports: $(VENV)/.dev
-	$(PIP) --no-deps -r tests/export/requirements.txt
-	$(PYTEST) tests/export
+# Exports read back with the tools they are for, data through its optional libraries; --no-deps keeps torch as it is.
+test-tools: $(VENV)/.dev
+	$(PIP) --no-deps -r tests/tools.txt
+	$(PYTEST) tests/export tests/data
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

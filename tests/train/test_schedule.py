@@ -35,6 +35,7 @@ def test_warmup_stable_decay() -> None:
     assert all(a > b for a, b in itertools.pairwise(factors[80:]))
     assert 0 < factors[-1] < 0.1
     assert Schedule.wsd(25_000) == Schedule(25_000, 1000, 5000)
+    assert Schedule.wsd(100_000) == Schedule(100_000, 1000, 15_000)
 
 
 def test_impossible() -> None:

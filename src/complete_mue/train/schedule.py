@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from complete_mue.errors import ShapeError
 from complete_mue.layout.numbers import count, real
 
+LONGEST_WARMUP = 1000
 _DECAY = ((50_000, 0.20), (100_000, 0.15), (200_000, 0.10))
 _WINDOW = ((25_000, 0.04), (50_000, 0.03), (100_000, 0.02), (200_000, 0.01))
 
@@ -57,9 +58,9 @@ class Schedule:
 
     @classmethod
     def wsd(cls, steps: int, warmup: float = 0.04) -> Schedule:
-        """The paper's: 4 % warmup (1k of 25k steps), decay by ``decay_fraction``."""
+        """The paper's: warmup of 1k steps (in short runs a share ``warmup``), decay by ``decay_fraction``."""
         share = real("warmup", warmup, positive=False)
-        return cls(steps, min(round(steps * share), steps), min(round(steps * decay_fraction(steps)), steps))
+        return cls(steps, min(round(steps * share), LONGEST_WARMUP), round(steps * decay_fraction(steps)))
 
     def factor(self, step: int) -> float:
         """What every group's lr is multiplied by at a step (from 0)."""

@@ -1,0 +1,47 @@
+"""The command `mue`: parse, call, print. Every error is one line on stderr and exit status 2."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from complete_mue.cli import bench, check, data, theory, train
+from complete_mue.cli.app import app
+from complete_mue.errors import FileError, MueError
+
+__all__ = ["app", "bench", "check", "data", "main", "theory", "train"]
+
+# typer's own usage errors; some versions of typer carry click inside, so the class is taken from where both have it.
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+def main() -> None:
+    """Entry point: our errors and usage errors become one line on stderr and status 2."""
+    try:
+        status = app(standalone_mode=False)
+    except typer.Exit as leaving:
+        status = leaving.exit_code
+    except MueError as problem:
+        status = _fail(str(problem))
+    except (typer.Abort, KeyboardInterrupt):
+        status = 130
+    except UsageError as problem:
+        context = getattr(problem, "ctx", None)
+        status = _fail(f"{_message(problem)}  (see `{context.command_path if context else 'mue'} --help`)")
+    except BrokenPipeError:  # the reader of our output left, as `head` does
+        sys.stderr.close()
+        status = 0
+    except OSError as problem:
+        status = _fail(str(FileError(f"{problem.filename or 'file'}: {problem.strerror or problem}")))
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _message(problem: Exception) -> str:
+    formatted = getattr(problem, "format_message", None)
+    return str(formatted() if formatted else problem)
+
+
+def _fail(message: str) -> int:
+    print(f"mue: error: {' '.join(message.split())}", file=sys.stderr)
+    return 2

@@ -1,0 +1,39 @@
+"""The command `mue` itself: the application its commands register with, and what they share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from complete_mue.errors import MueError
+
+app = typer.Typer(
+    name="mue",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Tune one small dense model once, then transfer its hyperparameters to any Mixture-of-Experts layout.\n\n"
+    "Start with:  mue plan examples/lm_reference.toml examples/lm_large.toml",
+)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+) -> None:
+    if version:
+        from complete_mue import __version__
+
+        print(__version__)
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def need_torch(command: str) -> None:
+    """Stop with a clear line where torch is not installed."""
+    import importlib.util
+
+    if importlib.util.find_spec("torch") is None:
+        raise MueError(f"{command} needs torch: install it with `pip install 'complete-mue[torch]'`")

@@ -1,0 +1,80 @@
+"""`mue check`."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from complete_mue.cli.app import app, need_torch
+from complete_mue.errors import FileError
+from complete_mue.rules import CATALOG
+
+
+@app.command("check")
+def check_command(
+    axis: Annotated[
+        list[str] | None, typer.Option("--axis", help="An axis to walk along; repeat for several. Default: all.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", metavar="MODULE:FUNCTION", help="Your own setup, build(plan) -> mue.Setup. Default: our LM."
+        ),
+    ] = None,
+    rules: Annotated[str, typer.Option("--rules", help=f"Which rule set: {', '.join(CATALOG)}.")] = "complete_mue",
+    steps: Annotated[int, typer.Option("--steps", min=1, help="AdamW steps to take at each point.")] = 4,
+    tolerance: Annotated[
+        float, typer.Option("--tolerance", min=0.0, help="Largest slope on log axes that counts as flat.")
+    ] = 0.3,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for check.json and check.png.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check that a training setup follows its plan: activations, updates, realized lr, weight decay and eps, routing.
+
+    Exit status 0 if all holds, 1 if something moves or is not as planned.
+
+    Example:  mue check --axis width --axis active --out runs/check
+    """
+    need_torch("mue check")
+    from rich.console import Console
+
+    from complete_mue.apply.axes import AXES, axis_points
+    from complete_mue.apply.check_report import tables, write
+    from complete_mue.apply.checks import check
+    from complete_mue.models.setup import language_model_setup
+
+    build = _named_function(model) if model else language_model_setup
+    console, notes = Console(highlight=False, markup=False), Console(stderr=True, highlight=False)
+    axes = axis or list(AXES)
+    for name in axes:
+        axis_points(name)
+    with notes.status("checking") as status:
+        result = check(build, axes, rules=rules, steps=steps, tolerance=tolerance, progress=status.update)
+    if json:
+        print(jsonlib.dumps(result.to_dict(), indent=2))
+    else:
+        for part in tables(result):
+            console.print(part)
+    if out is not None:
+        for path in write(result, out):
+            notes.print(f"wrote {path}")
+    if not result.ok:
+        raise typer.Exit(1)
+
+
+def _named_function(name: str) -> Any:
+    """`package.module:function`, imported from the working directory or the installed packages."""
+    import importlib
+
+    module, _, function = name.partition(":")
+    if not module or not function:
+        raise FileError(f"--model {name!r}: give MODULE:FUNCTION, such as my_package.training:build")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as problem:
+        raise FileError(f"--model {name!r}: {problem}; give an importable MODULE:FUNCTION") from None

@@ -1,0 +1,59 @@
+"""`mue data`: prepare text, show what a prepared folder holds."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from complete_mue.cli.app import app, need_torch
+
+data = typer.Typer(help="Data: tokenize text into memory-mapped shards, and look at them.")
+app.add_typer(data, name="data")
+
+
+@data.command("prepare")
+def prepare_command(
+    sources: Annotated[
+        list[str], typer.Argument(help="Text, .jsonl or .parquet files (also .gz, .xz), or a dataset's name.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the shards and their manifest.")],
+    tokenizer: Annotated[str, typer.Option("--tokenizer", help="bytes, a tokenizer.json, or a hub name.")] = "bytes",
+    text_key: Annotated[str, typer.Option("--text-key", help="The column or key that holds the text.")] = "text",
+    separator: Annotated[
+        str | None, typer.Option("--separator", help=r"What divides a text file into documents, such as '\n\n\n'.")
+    ] = None,
+    held_out: Annotated[float, typer.Option("--held-out", help="Last fraction of the documents, set apart.")] = 0.0,
+    workers: Annotated[int, typer.Option("--workers", min=1, help="Processes.")] = 2,
+) -> None:
+    """Tokenize text once into memory-mapped shards. Killed in the middle, the same command goes on.
+
+    Example:  mue data prepare corpus.txt.xz --out data/corpus --held-out 0.02
+    """
+    need_torch("mue data")
+    from complete_mue.data import describe, prepare
+
+    if separator is not None:
+        separator = separator.encode().decode("unicode_escape")
+    prepare(
+        sources, out, tokenizer=tokenizer, text_key=text_key, separator=separator, held_out=held_out, workers=workers
+    )
+    print(describe(out))
+
+
+@data.command("show")
+def show_command(
+    folder: Annotated[Path, typer.Argument(help="A folder that `mue data prepare` wrote.")],
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what a prepared folder holds: documents, tokens, tokenizer, shards.
+
+    Example:  mue data show data/corpus
+    """
+    need_torch("mue data")
+    from complete_mue.data import describe
+
+    summary = describe(folder)
+    print(jsonlib.dumps(summary.to_dict(), indent=2) if json else summary)

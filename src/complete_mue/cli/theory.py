@@ -1,0 +1,154 @@
+"""`mue plan` and `mue layout`: no torch."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from complete_mue.cli.app import app
+from complete_mue.export import EXPORTS
+from complete_mue.export import export as export_plan
+from complete_mue.layout import FeedForward, ModelShape, read_reference, read_target
+from complete_mue.plan import Plan, transfer
+from complete_mue.rules import CATALOG
+
+
+class Format(StrEnum):
+    """How a plan is printed."""
+
+    table = "table"
+    json = "json"
+    markdown = "markdown"
+    csv = "csv"
+
+
+class BetasChoice(StrEnum):
+    """What happens to AdamW's betas."""
+
+    transfer = "transfer"
+    hold = "hold"
+
+
+@app.command("plan")
+def plan_command(
+    reference: Annotated[
+        Path, typer.Argument(metavar="REFERENCE.toml", help="The tuned model: tables shape, budget, hyper.")
+    ],
+    target: Annotated[Path, typer.Argument(metavar="TARGET.toml", help="The model to train: tables shape, budget.")],
+    fold: Annotated[
+        bool, typer.Option("--fold", help="Folded form: the same run without multipliers in the model.")
+    ] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Derive every number in words and symbols.")] = False,
+    role: Annotated[
+        str | None, typer.Option("--role", help="With --explain: this role only, such as expert_down.")
+    ] = None,
+    format: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.table,
+    json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    export: Annotated[
+        str | None, typer.Option("--export", help=f"The plan as a config of another tool: {', '.join(EXPORTS)}.")
+    ] = None,
+    rules: Annotated[str, typer.Option("--rules", help=f"Which rule set: {', '.join(CATALOG)}.")] = "complete_mue",
+    betas: Annotated[
+        BetasChoice, typer.Option("--betas", help="Transfer AdamW's betas, or hold the reference's.")
+    ] = BetasChoice.transfer,
+) -> None:
+    """Transfer a tuned reference to a target: learning rate, weight decay, init and multipliers per role.
+
+    Example:  mue plan examples/lm_reference.toml examples/lm_large.toml --explain --role expert_down
+    """
+    tuned = read_reference(reference)
+    shape, budget = read_target(target)
+    plan = transfer(tuned, shape, budget, rules=rules, betas=betas.value)
+    plan = plan.fold() if fold else plan
+    if export is not None:
+        print(export_plan(plan, export), end="")
+    elif explain or role is not None:
+        _print_text(plan.explain(role))
+    elif json or format is Format.json:
+        print(plan.to_json())
+    elif format is Format.markdown:
+        print(plan.to_markdown())
+    elif format is Format.csv:
+        print(plan.to_csv(), end="")
+    else:
+        _print_table(plan)
+
+
+def _print_table(plan: Plan) -> None:
+    """Fit the terminal, 100 columns where there is none."""
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        print(plan)
+    else:
+        console.print(plan)
+
+
+def _print_text(text: str) -> None:
+    """Long lines wrap under their own indentation on a terminal, and stay whole in a pipe."""
+    if not sys.stdout.isatty():
+        print(text)
+        return
+    import shutil
+    import textwrap
+
+    columns = shutil.get_terminal_size().columns
+    for line in text.splitlines():
+        indent = " " * (len(line) - len(line.lstrip()))
+        print(textwrap.fill(line, columns, subsequent_indent=indent + "  ", break_long_words=False) if line else "")
+
+
+@app.command("layout")
+def layout_command(
+    notation: Annotated[str, typer.Argument(metavar="LAYOUT", help="dense, 64e8a, 128e8a4g1s, dense@512+32e2a@256, …")],
+    width: Annotated[int, typer.Option("--width", help="Residual width d.")],
+    expert_width: Annotated[
+        int | None, typer.Option("--expert-width", help="Width of one expert (dense: of the FFN).")
+    ] = None,
+    depth: Annotated[int, typer.Option("--depth", help="Layers, for the parameter counts.")] = 1,
+    dense_layers: Annotated[
+        int, typer.Option("--dense-layers", help="First layers dense at the same active width.")
+    ] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """What a layout means: active width, multiplier against a unit-expansion FFN, route scale, density, parameters.
+
+    Example:  mue layout 128e8a4g1s --width 1024 --expert-width 512 --depth 32
+    """
+    if expert_width is None and notation.strip() == "dense":
+        expert_width = width
+    shape = ModelShape(width, depth, FeedForward.parse(notation, expert_width), dense_layers)
+    block, parameters = shape.main, shape.parameters
+    facts = {
+        "notation": str(block),
+        "active_width": block.active_width,
+        "expansion": shape.expansion,
+        "multiplier": width / block.active_width,
+        "route_scale": block.route_scale,
+        "density": block.density,
+        "experts": block.experts,
+        "active": block.active,
+        "groups": len(block.groups),
+        "shared_width": sum(block.branches) if block.groups else 0,
+        "expert_width": block.expert_width,
+        "depth": depth,
+        "parameters": {"active": parameters.active, "total": parameters.total},
+    }
+    if json:
+        print(jsonlib.dumps(facts, indent=2))
+        return
+    print(f"{block}  at d = {width}" + (f", {depth} layers" if depth > 1 else ""))
+    if block.groups:
+        groups = f" in {len(block.groups)} groups" if len(block.groups) > 1 else ""
+        shared = f", beside {sum(block.branches)} shared width" if block.branches else ""
+        print(f"  {block.active} of {block.experts} experts{groups}{shared}; density a/N = {block.density:.6g}")
+    print(f"  active width H = {block.active_width}   expansion H/d = {shape.expansion:.6g}")
+    print(f"  multiplier A = d/H = {width / block.active_width:.6g}   (against a reference of unit expansion)")
+    print(f"  route scale r = {block.route_scale}")
+    print(f"  parameters {parameters.active:,} active, {parameters.total:,} total, without embeddings")

@@ -1,0 +1,147 @@
+"""`mue train` and `mue sample`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from complete_mue.cli.app import app, need_torch
+
+
+@app.command("train")
+def train_command(
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE[:LAYOUT]", help="lm_tiny, lm_tiny:16e4a, dit_tiny, lm_proxy, …")
+    ],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", help="budget.steps=300, seed=1, …")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The run's directory. Default: runs/NAME.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint in the directory.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print shape, parameters, plan, memory and FLOPs; train nothing.")
+    ] = False,
+) -> None:
+    """Train a recipe. Ctrl-C and SIGTERM save and leave; --resume goes on to the same bits.
+
+    Example:  mue train lm_tiny:16e4a budget.steps=200 betas=hold --out runs/moe
+    """
+    need_torch("mue train")
+    from complete_mue.recipes import recipe as named
+    from complete_mue.train.config import override
+    from complete_mue.train.loop import train
+
+    config = named(recipe)
+    for assignment in overrides or []:
+        config = override(config, assignment)
+    if dry_run:
+        _dry_run(config)
+        return
+    run = out or Path("runs") / config.name
+    with _progress(config) as (report, warn):
+        result = train(config, run, resume=resume, report=report, warn=warn)
+    print(
+        f"{result.status} after {result.steps} steps" + (f", loss {result.loss:.4f}" if result.loss is not None else "")
+    )
+    print(f"in {run}")
+    if result.status != "finished":
+        raise typer.Exit(3 if result.status == "diverged" else 130)
+
+
+def _dry_run(config: Any) -> None:
+    import torch
+
+    from complete_mue.train.flops import Cost
+    from complete_mue.train.task import build
+
+    with torch.device("meta"):
+        task = build(config)
+    parameters = sum(p.numel() for p in task.model.parameters())
+    cost = Cost.of(config.shape, parameters, task.embedding, task.sequence)
+    total = cost.flops_per_token * config.budget.tokens
+    print(f"{config.name}: {parameters:,} parameters, {config.budget.tokens:,} tokens in {config.budget.steps:,} steps")
+    print(
+        f"memory {cost.state_bytes / 2**30:.2f} GiB for weights, gradients and moments in float32; "
+        "activations come on top"
+    )
+    print(f"compute {cost.flops_per_token:.3g} FLOP per token, {total:.3g} FLOP in all")
+    print(f"schedule warmup {config.schedule.warmup}, decay {config.schedule.decay} of {config.schedule.steps} steps")
+    print(config.plan)
+
+
+def _progress(config: Any) -> Any:
+    """A bar with loss, tokens per second, utilisation and time left; a line per report where there is no terminal."""
+    import contextlib
+    import sys
+
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    console = Console(stderr=True, highlight=False)
+
+    @contextlib.contextmanager
+    def shown() -> Any:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[facts]}"),
+        )
+        with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as bar:
+            task = bar.add_task(config.name, total=config.budget.steps, facts="")
+
+            def report(line: dict[str, Any]) -> None:
+                facts = _facts(line)
+                bar.update(task, completed=line["step"] + 1, facts=facts)
+                if not sys.stderr.isatty():
+                    print(f"step {line['step'] + 1}/{config.budget.steps}  {facts}", file=sys.stderr)
+
+            yield report, lambda text: console.print(f"warning: {text}")
+
+    return shown()
+
+
+def _facts(line: dict[str, Any]) -> str:
+    parts = [f"loss {line['loss']:.4f}"]
+    if "tokens_per_second" in line:
+        parts.append(f"{line['tokens_per_second']:,.0f} tokens/s")
+    if "mfu" in line:
+        parts.append(f"MFU {line['mfu']:.1%}")
+    if "seconds_left" in line:
+        minutes, seconds = divmod(int(line["seconds_left"]), 60)
+        parts.append(f"{minutes}:{seconds:02d} left")
+    return "  ".join(parts)
+
+
+@app.command("sample")
+def sample_command(
+    run: Annotated[Path, typer.Argument(help="A run's directory.")],
+    prompt: Annotated[str, typer.Option("--prompt", help="Text to continue, or a caption to draw.")] = "",
+    count: Annotated[int, typer.Option("--count", min=1, help="Tokens to write, or pictures to draw.")] = 0,
+    temperature: Annotated[
+        float, typer.Option("--temperature", min=0.0, help="Text: 0 takes the likeliest token.")
+    ] = 0.8,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Pictures: solver steps.")] = 30,
+    guidance: Annotated[float, typer.Option("--guidance", help="Pictures: 1 is none.")] = 2.0,
+    seed: Annotated[int, typer.Option("--seed", help="Another seed, another sample.")] = 0,
+    out: Annotated[Path | None, typer.Option("--out", help="Pictures: a .png for a grid, a .gif for video.")] = None,
+) -> None:
+    """Write text from a language-model run, or a grid of pictures (a GIF for video) from a diffusion run.
+
+    Example:  mue sample runs/lm_tiny-dense --prompt "def main(" --count 200
+    """
+    need_torch("mue sample")
+    from complete_mue.train.sample import draw_pictures, load_run, write_text
+
+    config, model = load_run(run)
+    if type(config.task).__name__ == "TextTask":
+        print(write_text(config, model, prompt or "\n", count or 200, temperature, seed))
+        return
+    path = draw_pictures(
+        config, model, prompt, count or 16, out or run / "sample", steps=steps, guidance=guidance, seed=seed
+    )
+    print(f"wrote {path}")

@@ -1,0 +1,200 @@
+"""A run as data: what is trained, on what, how. Recipes return one of these; the command line overrides single keys."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from complete_mue.errors import FileError, RunError, nearest
+from complete_mue.layout import Budget, FeedForward, Hyper, ModelShape, Reference
+from complete_mue.layout.numbers import count, real
+from complete_mue.layout.reference import tuned_from
+from complete_mue.nn.router import RouterConfig
+from complete_mue.plan.plan import Plan
+from complete_mue.plan.transfer import transfer
+from complete_mue.train.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class TextTask:
+    """Next-token prediction. ``source`` is ``stdlib`` (Python's own sources, bytes) or a prepared folder."""
+
+    source: str = "stdlib"
+    sequence: int = 256
+    z_loss: float = 0.0
+    epochs: str = "single"
+
+    def tokens_per_row(self) -> int:
+        """Tokens that one row of a batch counts for."""
+        return self.sequence
+
+
+@dataclass(frozen=True)
+class PictureTask:
+    """Flow matching on captioned pictures. ``source`` is ``scenes``, ``sprites`` (video), or a folder of images."""
+
+    source: str = "scenes"
+    size: int = 32
+    frames: int = 1
+    patch: int = 4
+    text_length: int = 64
+    text_dropout: float = 0.1
+
+    def tokens_per_row(self) -> int:
+        """Patches of one picture or clip."""
+        return (self.size // self.patch) ** 2 * self.frames
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything a run depends on."""
+
+    name: str
+    task: TextTask | PictureTask
+    reference: Reference
+    shape: ModelShape
+    budget: Budget
+    rules: str = "complete_mue"
+    betas: Literal["transfer", "hold"] = "transfer"
+    warmup: float = 0.04
+    clip: float | None = 1.0
+    precision: Literal["float32", "bfloat16"] = "float32"
+    compile: bool = False
+    accumulate: int = 1
+    seed: int = 0
+    device: str = "auto"
+    qk_norm: bool = False
+    router: RouterConfig = field(default_factory=RouterConfig)
+    bias_rate: float = 0.0
+    log_every: int = 10
+    checkpoint_every: int = 100
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("accumulate", "log_every", "checkpoint_every", "keep"):
+            count(name, getattr(self, name))
+        if self.clip is not None:
+            real("clip", self.clip)
+        if self.precision not in ("float32", "bfloat16"):
+            raise RunError(f"precision = {self.precision!r}: give 'float32' or 'bfloat16'")
+        if self.budget.batch_tokens % (self.task.tokens_per_row() * self.accumulate):
+            raise RunError(
+                f"budget.batch_tokens = {self.budget.batch_tokens} is not a whole number of rows: give a multiple of "
+                f"{self.task.tokens_per_row()} tokens per row times accumulate = {self.accumulate}"
+            )
+
+    @property
+    def plan(self) -> Plan:
+        """The hyperparameters, from the reference; never typed in."""
+        return transfer(self.reference, self.shape, self.budget, rules=self.rules, betas=self.betas)
+
+    @property
+    def schedule(self) -> Schedule:
+        """Warmup-stable-decay over the budget's steps."""
+        return Schedule.wsd(self.budget.steps, self.warmup)
+
+    @property
+    def rows(self) -> int:
+        """Rows of one optimizer step."""
+        return self.budget.batch_tokens // self.task.tokens_per_row()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for the run's directory and for comparison."""
+        return {"task_kind": type(self.task).__name__, **_plain(self)}
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with anything that changes the run's numbers."""
+        data = {key: value for key, value in self.to_dict().items() if key not in _NO_NUMBERS}
+        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+
+
+_NO_NUMBERS = ("log_every", "checkpoint_every", "keep", "name", "device")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, FeedForward):
+        return value.with_widths
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {entry.name: _plain(getattr(value, entry.name)) for entry in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def override(config: RunConfig, assignment: str) -> RunConfig:
+    """A config with one key changed: ``budget.steps=300``, ``shape.feed_forward=8e2a@64``, ``compile=true``."""
+    key, equals, text = assignment.partition("=")
+    if not equals:
+        raise RunError(f"override {assignment!r}: write key=value, such as budget.steps=300")
+    changed: RunConfig = _set(config, key.strip().split("."), text.strip(), key.strip())
+    return changed
+
+
+def _set(value: Any, path: list[str], text: str, key: str) -> Any:
+    names = [entry.name for entry in dataclasses.fields(value)]
+    if path[0] not in names:
+        raise RunError(
+            f"override {key!r}: no key {path[0]!r}{nearest(path[0], names)}; keys here are {', '.join(names)}"
+        )
+    current = getattr(value, path[0])
+    if len(path) > 1:
+        if not dataclasses.is_dataclass(current):
+            raise RunError(f"override {key!r}: {path[0]!r} has no keys below it")
+        return dataclasses.replace(value, **{path[0]: _set(current, path[1:], text, key)})
+    return dataclasses.replace(value, **{path[0]: _parse(current, text, key)})
+
+
+def _parse(current: Any, text: str, key: str) -> Any:
+    if isinstance(current, FeedForward):
+        return FeedForward.parse(text, current.expert_width)
+    if dataclasses.is_dataclass(current):
+        raise RunError(f"override {key!r}: give one of its keys, such as {key}.{dataclasses.fields(current)[0].name}")
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    if isinstance(current, str):
+        return text
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def read_config(path: Path) -> RunConfig:
+    """A run's config.json back as a config."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        kind = {"TextTask": TextTask, "PictureTask": PictureTask}[data.pop("task_kind")]
+        given = data.pop("reference")
+        reference = Reference(
+            _shape(given["shape"]),
+            Budget(**given["budget"]),
+            Hyper(**given["hyper"]),
+            given["route_scale"],
+            {role: tuned_from(role, tuned) for role, tuned in given["tuned"].items()},
+        )
+        return RunConfig(
+            task=kind(**data.pop("task")),
+            reference=reference,
+            shape=_shape(data.pop("shape")),
+            budget=Budget(**data.pop("budget")),
+            router=RouterConfig(**data.pop("router")),
+            **data,
+        )
+    except OSError as problem:
+        raise FileError(f"{path}: {problem.strerror}; give the directory of a run") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as problem:
+        raise FileError(f"{path} is no run's config ({type(problem).__name__}: {problem})") from None
+
+
+def _shape(data: dict[str, Any]) -> ModelShape:
+    blocks = data["feed_forward"]
+    parsed = tuple(map(FeedForward.parse, blocks)) if isinstance(blocks, list) else FeedForward.parse(blocks)
+    return ModelShape(**{**data, "feed_forward": parsed})

@@ -1,0 +1,227 @@
+"""Runs that are cut short, disturbed or damaged end with the same numbers as the undisturbed one."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import complete_mue as mue
+
+torch = pytest.importorskip("torch")
+
+from complete_mue.errors import RunError  # noqa: E402
+from complete_mue.recipes import RECIPES, recipe  # noqa: E402
+from complete_mue.train import checkpoint  # noqa: E402
+from complete_mue.train.config import RunConfig, override  # noqa: E402
+from complete_mue.train.directory import locked, read_metrics  # noqa: E402
+from complete_mue.train.loop import train  # noqa: E402
+
+SMALL = ("shape.width=16", "shape.depth=2", "shape.head_dim=8", "betas=hold", "budget.steps=24", "checkpoint_every=5")
+TEXT = (*SMALL, "task.sequence=32", "budget.batch_tokens=128")
+PICTURES = (*SMALL, "task.size=16", "budget.batch_tokens=64")
+RUNS = {
+    "lm dense": ("lm_tiny", *TEXT),
+    "lm moe": ("lm_tiny:8e2a1s", *TEXT, "router.balance_loss=0.01"),
+    "lm bias": ("lm_tiny:8e4a2g", *TEXT, "router.selection_bias=true", "bias_rate=0.01", "accumulate=2"),
+    "dit moe": ("dit_tiny:8e2a1s", *PICTURES),
+}
+
+
+def config_of(name: str, *more: str) -> RunConfig:
+    base, *overrides = (*RUNS[name], *more)
+    config = recipe(base)
+    for assignment in overrides:
+        config = override(config, assignment)
+    return config
+
+
+def ending(run: Path) -> tuple[list[float], dict[str, torch.Tensor]]:
+    losses = [line["loss"] for line in read_metrics(run)]
+    weights, _ = checkpoint.read(checkpoint.Checkpoint.listed(run)[0], None)
+    return losses, weights
+
+
+def assert_same_ending(one: Path, other: Path) -> None:
+    (losses, weights), (other_losses, other_weights) = ending(one), ending(other)
+    assert losses == other_losses
+    assert weights.keys() == other_weights.keys()
+    for name, weight in weights.items():
+        assert torch.equal(weight, other_weights[name]), name
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_in_two_parts_is_the_same_run(name: str, tmp_path: Path) -> None:
+    config = config_of(name)
+    whole = train(config, tmp_path / "whole")
+    assert whole.status == "finished"
+
+    class StopError(Exception):
+        pass
+
+    def stop(line: dict[str, object]) -> None:
+        if line["step"] == 10:
+            raise StopError
+
+    with pytest.raises(StopError):
+        train(config, tmp_path / "parts", report=stop)
+    done = train(config, tmp_path / "parts", resume=True)
+    assert done == whole
+    assert_same_ending(tmp_path / "whole", tmp_path / "parts")
+    lines = read_metrics(tmp_path / "whole")
+    assert [line["step"] for line in lines] == list(range(24))
+    assert {"lr", "update_ratio"} <= set(lines[10])
+    if "moe" in name:
+        assert len(lines[10]["load"][0]) == 8
+    assert len(checkpoint.Checkpoint.listed(tmp_path / "whole")) == config.keep
+
+
+def start(run: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "complete_mue", "train", *RUNS["lm moe"], *arguments, "--out", str(run)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+@pytest.mark.slow
+def test_killed_ten_times_at_random_moments(tmp_path: Path) -> None:
+    longer = ("budget.steps=150", "checkpoint_every=1")
+    train(config_of("lm moe", *longer), tmp_path / "whole")
+    dice, run = random.Random(0), tmp_path / "killed"
+    for number in range(10):
+        process = start(run, *longer, *(["--resume"] if number else []))
+        deadline = time.monotonic() + 60
+        seen = len(checkpoint.Checkpoint.listed(run)) and checkpoint.Checkpoint.listed(run)[0].step
+        while process.poll() is None and time.monotonic() < deadline:
+            found = checkpoint.Checkpoint.listed(run)
+            if found and found[0].step > seen:  # it got further: now it may die
+                break
+            time.sleep(0.01)
+        time.sleep(dice.uniform(0, 0.3))
+        process.kill()
+        process.communicate()
+    last = start(run, *longer, "--resume")
+    out, err = last.communicate(timeout=300)
+    assert last.returncode == 0, err
+    assert "finished after 150 steps" in out
+    assert_same_ending(tmp_path / "whole", run)
+
+
+def test_sigterm_saves_and_leaves(tmp_path: Path) -> None:
+    process = start(tmp_path, "budget.steps=50000", "checkpoint_every=50000")
+    while not read_metrics(tmp_path) and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "interrupted after" in out
+    steps = json.loads((tmp_path / "result.json").read_text())["steps"]
+    assert checkpoint.Checkpoint.listed(tmp_path)[0].step == steps
+
+
+def test_damaged_checkpoints_are_named_and_passed(tmp_path: Path) -> None:
+    config = config_of("lm dense")
+    train(config, tmp_path / "whole")
+    train(config, tmp_path / "hurt")
+    newest = checkpoint.Checkpoint.listed(tmp_path / "hurt")[0]
+    weights = newest.folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-7])
+    warnings: list[str] = []
+    train(config, tmp_path / "hurt", resume=True, warn=warnings.append)
+    assert len(warnings) == 1
+    assert str(newest.folder) in warnings[0]
+    assert "checksum" in warnings[0]
+    assert_same_ending(tmp_path / "whole", tmp_path / "hurt")
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(RunError, match=f"in use by process {os.getpid()}"):
+        train(config_of("lm dense"), tmp_path)
+    train(config_of("lm dense"), tmp_path)
+    with pytest.raises(RunError, match="holds checkpoints already"):
+        train(config_of("lm dense"), tmp_path)
+    with pytest.raises(RunError, match="another config"):
+        train(config_of("lm dense", "seed=1"), tmp_path, resume=True)
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = checkpoint.save_file, []
+
+    def full(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        calls.append(path)
+        if len(calls) > 2:
+            path.write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+        real(tensors, path)
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(RunError, match=r"No space left on device.*earlier checkpoints are intact"):
+        train(config_of("lm dense"), tmp_path)
+    monkeypatch.undo()
+    assert [found.step for found in checkpoint.Checkpoint.listed(tmp_path)] == [5]
+    assert not list((tmp_path / "checkpoints").glob(".writing*"))
+    assert train(config_of("lm dense"), tmp_path, resume=True).status == "finished"
+
+
+def test_divergence_is_a_result(tmp_path: Path) -> None:
+    config = config_of("lm dense", "clip=none", "reference.hyper.lr=1e30")
+    result = train(config, tmp_path)
+    assert result.status == "diverged"
+    assert result.loss is None
+    assert json.loads((tmp_path / "result.json").read_text())["status"] == "diverged"
+
+
+def test_learning_rates_follow_plan_and_schedule(tmp_path: Path) -> None:
+    config = config_of("lm dense", "log_every=1")
+    train(config, tmp_path)
+    for line in read_metrics(tmp_path):
+        assert line["lr"] == pytest.approx(config.plan.hyper.lr * config.schedule.factor(line["step"]))
+
+
+@pytest.mark.parametrize(
+    ("assignment", "says"),
+    [
+        ("budget.stpes=3", "did you mean 'steps'"),
+        ("steps", "write key=value"),
+        ("budget=3", "give one of its keys"),
+        ("budget.steps.x=3", "has no keys below"),
+        ("budget.batch_tokens=7", "not a whole number of rows"),
+        ("precision=int8", "give 'float32' or 'bfloat16'"),
+        ("budget.steps=0", "whole number"),
+    ],
+)
+def test_bad_overrides(assignment: str, says: str) -> None:
+    with pytest.raises(mue.MueError, match=says):
+        override(recipe("lm_tiny"), assignment)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_are_complete(name: str) -> None:
+    config = recipe(name)
+    plan = config.plan
+    assert plan.hyper.lr == pytest.approx(
+        config.reference.hyper.lr * (config.reference.budget.steps / config.budget.steps) ** 0.5
+    )
+    assert config.schedule.steps == config.budget.steps
+    moe = RECIPES[name]("16e4a1s")
+    assert moe.plan.row("expert_down").route_scale == 4
+    assert moe.fingerprint != config.fingerprint
+
+
+def test_recipes_of_the_paper() -> None:
+    large = recipe("lm_large")
+    assert large.shape.parameters.total == 6_286_999_552
+    assert large.plan.hyper.lr == pytest.approx(5e-4)
+    assert recipe("lm_large:dense").shape.parameters.active == pytest.approx(large.shape.parameters.active, rel=0.01)
+    for workload, tokens in (("256px", 786_432), ("512px", 786_432)):
+        assert RECIPES["dit_large"](workload=workload).budget.batch_tokens == tokens
+    with pytest.raises(mue.MueError, match="did you mean 'video'"):
+        RECIPES["dit_large"](workload="vidoe")
+    with pytest.raises(mue.MueError, match="did you mean 'lm_tiny'"):
+        recipe("lm_tinny")
