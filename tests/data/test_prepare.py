@@ -21,8 +21,8 @@ import pytest
 
 from complete_mue.data import ByteTokenizer, HubDataset, JsonTokenizer, Manifest, describe, load_tokenizer, prepare
 from complete_mue.data.optional import need
-from complete_mue.data.storage import sha256
 from complete_mue.errors import FileError, MueError, RunError, ShapeError
+from complete_mue.storage import sha256
 
 SEPARATOR = "\n\n\n"
 TwoSources = Callable[[int], list[Path]]
@@ -330,7 +330,7 @@ def test_resume_at_any_shard(tmp_path: Path, two_sources: TwoSources, stop: int)
 def test_a_second_process_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
     hold = (
-        "import sys, time; from pathlib import Path; from complete_mue.data.storage import exclusive\n"
+        "import sys, time; from pathlib import Path; from complete_mue.storage import exclusive\n"
         "with exclusive(Path(sys.argv[1]), 'x'): print('held', flush=True); time.sleep(60)"
     )
     with subprocess.Popen(

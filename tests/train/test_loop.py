@@ -19,9 +19,10 @@ torch = pytest.importorskip("torch")
 
 from complete_mue.errors import RunError  # noqa: E402
 from complete_mue.recipes import RECIPES, recipe  # noqa: E402
+from complete_mue.storage import exclusive  # noqa: E402
 from complete_mue.train import checkpoint  # noqa: E402
 from complete_mue.train.config import RunConfig, override  # noqa: E402
-from complete_mue.train.directory import locked, read_metrics  # noqa: E402
+from complete_mue.train.directory import read_metrics  # noqa: E402
 from complete_mue.train.loop import train  # noqa: E402
 
 SMALL = ("shape.width=16", "shape.depth=2", "shape.head_dim=8", "betas=hold", "budget.steps=24", "checkpoint_every=5")
@@ -141,7 +142,7 @@ def test_damaged_checkpoints_are_named_and_passed(tmp_path: Path) -> None:
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
-    with locked(tmp_path), pytest.raises(RunError, match=f"in use by process {os.getpid()}"):
+    with exclusive(tmp_path, "the test"), pytest.raises(RunError, match=rf"another process \(pid {os.getpid()}\)"):
         train(config_of("lm dense"), tmp_path)
     train(config_of("lm dense"), tmp_path)
     with pytest.raises(RunError, match="holds checkpoints already"):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from complete_mue.apply.checks import AxisCheck, CheckResult
+from complete_mue.storage import whole, write_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -60,7 +59,7 @@ def verdict(result: CheckResult) -> str:
     return "failed: " + "; ".join(parts)
 
 
-def plot(result: CheckResult, path: Path) -> None:
+def plot(result: CheckResult, file: BinaryIO) -> None:
     """Change of every role's activations along each axis, on log axes: flat lines are right."""
     import matplotlib
 
@@ -84,7 +83,7 @@ def plot(result: CheckResult, path: Path) -> None:
     figure.suptitle(
         f"Change of activations after {result.steps} steps, rules {result.rules}: flat is right", fontsize=11
     )
-    figure.savefig(path, dpi=150)
+    figure.savefig(file, dpi=150, format="png")
     plt.close(figure)
 
 
@@ -116,10 +115,7 @@ def write(result: CheckResult, folder: Path) -> list[Path]:
     """check.json and check.png in a folder; each file appears whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     data, picture = folder / "check.json", folder / "check.png"
-    draft = folder / f".check.json.{os.getpid()}"
-    draft.write_text(json.dumps(result.to_dict(), indent=2), encoding="utf-8")
-    draft.replace(data)
-    draft = folder / f".check.{os.getpid()}.png"
-    plot(result, draft)
-    draft.replace(picture)
+    write_json(data, result.to_dict())
+    with whole(picture) as file:
+        plot(result, file)
     return [data, picture]

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import statistics
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from typing import Any
 from rich.table import Table
 
 from complete_mue.errors import FileError
+from complete_mue.storage import whole
 
 DENSE = "dense"
 DENSE_COMPILED = "dense, compiled"
@@ -79,14 +78,8 @@ class BenchResult:
         """Write ``moe.json`` in ``directory`` (made if missing), whole or not at all."""
         target = Path(directory) / "moe.json"
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".moe-", suffix=".json")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(self.to_json() + "\n")
-            os.replace(name, target)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        with whole(target) as file:
+            file.write(self.to_json().encode() + b"\n")
         return target
 
     @classmethod

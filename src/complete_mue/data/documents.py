@@ -13,6 +13,7 @@ import gzip
 import json
 import lzma
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,8 +22,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from complete_mue.data.optional import need
-from complete_mue.data.storage import sha256
 from complete_mue.errors import FileError, MueError, nearest
+from complete_mue.storage import sha256
 
 LARGEST_DOCUMENT = 2**28
 _BLOCK = 2**20
@@ -73,7 +74,7 @@ class HubDataset:
 
 
 @dataclass
-class Reader:
+class Reader(ABC):
     """The documents of one source, with how far it has been read. ``size`` is in the same unit as ``position``."""
 
     name: str
@@ -81,13 +82,13 @@ class Reader:
     position: int = 0
 
     @property
+    @abstractmethod
     def identity(self) -> dict[str, Any]:
         """What the manifest says about the source; its checksum decides whether two are the same."""
-        raise NotImplementedError
 
+    @abstractmethod
     def documents(self) -> Iterator[bytes]:
         """The documents, from the first."""
-        raise NotImplementedError
 
 
 @dataclass

@@ -26,9 +26,9 @@ from complete_mue.data.manifest import MANIFEST, PROGRESS
 from complete_mue.data.optional import need
 from complete_mue.data.progress import Meter
 from complete_mue.data.sampling import Rows, Sampling, part
-from complete_mue.data.storage import exclusive, read_json, refuse_strangers, sha256, whole, write_json
 from complete_mue.errors import FileError, MueError, RunError, ShapeError
 from complete_mue.layout.numbers import count
+from complete_mue.storage import exclusive, read_json, refuse_strangers, sha256, whole, write_json
 
 FORMAT = "complete_mue features"
 VERSION = 1

@@ -23,9 +23,9 @@ from complete_mue.data.decoding import LARGEST_FILE, SUFFIXES, decode, resize
 from complete_mue.data.documents import HubDataset
 from complete_mue.data.optional import need
 from complete_mue.data.sampling import Rows, Sampling, part
-from complete_mue.data.storage import LARGEST_JSON
 from complete_mue.errors import FileError, ShapeError, nearest
 from complete_mue.layout.numbers import count
+from complete_mue.storage import LARGEST_JSON
 
 CAPTIONS = ("captions.jsonl", "metadata.jsonl")
 LARGEST_ARRAYS = 2**35

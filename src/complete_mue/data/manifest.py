@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from complete_mue.data.storage import read_json, sha256, write_json
 from complete_mue.data.tokenizers import BYTES, ByteTokenizer, JsonTokenizer, Tokenizer
 from complete_mue.errors import FileError, MueError, ShapeError
 from complete_mue.layout.numbers import count
+from complete_mue.storage import read_json, sha256, write_json
 
 MANIFEST = "manifest.json"
 PROGRESS = "progress.json"

@@ -28,11 +28,11 @@ from complete_mue.data.manifest import (
     TokenizerInfo,
 )
 from complete_mue.data.progress import Meter
-from complete_mue.data.storage import exclusive, read_json, refuse_strangers, whole, write_json
 from complete_mue.data.tokenizers import JsonTokenizer, Tokenizer, load_tokenizer
 from complete_mue.data.worker import tokenized
 from complete_mue.errors import FileError, ShapeError
 from complete_mue.layout.numbers import count
+from complete_mue.storage import exclusive, read_json, refuse_strangers, whole, write_json
 
 SHARD_TOKENS = 2**24
 _CHUNK_BYTES = 2**19

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from complete_mue.data.manifest import FORMAT, MANIFEST, Manifest
-from complete_mue.data.storage import read_json
+from complete_mue.storage import read_json
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ Data and noise are pure functions of the step, so there is no other state to kee
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -24,7 +23,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from complete_mue.errors import RunError
+from complete_mue.errors import MueError, RunError
+from complete_mue.storage import sha256
 
 _FILES = ("model.safetensors", "optimizer.safetensors")
 
@@ -60,7 +60,7 @@ def save(run: Path, step: int, fingerprint: str, model: nn.Module, optimizer: to
         weights = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
         save_file(weights, draft / _FILES[0])
         save_file(_moments(optimizer, names), draft / _FILES[1])
-        sums = {file: _sha256(draft / file) for file in _FILES}
+        sums = {file: sha256(draft / file) for file in _FILES}
         state = {"format": 1, "step": step, "fingerprint": fingerprint, "sha256": sums}
         (draft / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
         for file in (*_FILES, "state.json"):
@@ -111,10 +111,10 @@ def read(checkpoint: Checkpoint, fingerprint: str | None) -> tuple[dict[str, Ten
         state: Any = json.loads((checkpoint.folder / "state.json").read_text(encoding="utf-8"))
         sums, known = dict(state["sha256"]), str(state["fingerprint"])
         for file in _FILES:
-            if _sha256(checkpoint.folder / file) != sums[file]:
+            if sha256(checkpoint.folder / file) != sums[file]:
                 raise _Damaged(f"{file} does not have the checksum it was written with")
         tensors = [load_file(checkpoint.folder / file) for file in _FILES]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as problem:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, MueError, SafetensorError) as problem:
         raise _Damaged(f"{type(problem).__name__}: {problem}") from None
     if fingerprint is not None and known != fingerprint:
         raise RunError(
@@ -145,11 +145,6 @@ def _restore(optimizer: torch.optim.Optimizer, names: dict[int, str], moments: d
                 entry: value if entry == "step" and not group.get("fused") else value.to(parameter.device)
                 for entry, value in state.items()
             }
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _flush(path: Path) -> None:

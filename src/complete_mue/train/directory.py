@@ -6,45 +6,12 @@ config.json   plan.json   metrics.jsonl   checkpoints/   result.json   (and Tens
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from complete_mue.errors import RunError
-
-
-@contextlib.contextmanager
-def locked(run: Path) -> Iterator[None]:
-    """Hold the directory; a second process is refused. The lock ends with the process, however it ends."""
-    run.mkdir(parents=True, exist_ok=True)
-    handle = os.open(run / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(handle, 32, 0).decode(errors="replace").strip() or "another process"
-            raise RunError(
-                f"{run} is in use by process {holder}: wait for it, or give this run another directory"
-            ) from None
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, str(os.getpid()).encode(), 0)
-        yield
-    finally:
-        os.close(handle)
-
-
-def write_json(path: Path, data: Any) -> None:
-    """Whole or not at all."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-        draft.replace(path)
-    except OSError as problem:
-        draft.unlink(missing_ok=True)
-        raise RunError(f"{path} could not be written ({problem.strerror}); free some space and resume") from None
+from complete_mue.storage import whole
 
 
 class Metrics:
@@ -53,9 +20,8 @@ class Metrics:
     def __init__(self, run: Path, start: int) -> None:
         self.path = run / "metrics.jsonl"
         kept = [line for line in read_metrics(run) if line["step"] < start]
-        draft = run / f".metrics.{os.getpid()}"
-        draft.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-        draft.replace(self.path)
+        with whole(self.path) as file:
+            file.write("".join(json.dumps(line) + "\n" for line in kept).encode())
         self._file = self.path.open("a", encoding="utf-8")
         self._board = _tensorboard(run)
 

@@ -19,9 +19,10 @@ from complete_mue.apply.initialize import initialize
 from complete_mue.apply.optim import clip_grad_norm_, param_groups
 from complete_mue.errors import RunError
 from complete_mue.nn.router import Routing
+from complete_mue.storage import exclusive, write_json
 from complete_mue.train import checkpoint
 from complete_mue.train.config import RunConfig
-from complete_mue.train.directory import Metrics, locked, read_metrics, write_json
+from complete_mue.train.directory import Metrics, read_metrics
 from complete_mue.train.flops import Cost, peak_flops
 from complete_mue.train.schedule import last_window
 from complete_mue.train.task import Task, build
@@ -46,7 +47,7 @@ Report = Callable[[dict[str, Any]], None]
 def train(config: RunConfig, run: Path, *, resume: bool = False, report: Report = lambda line: None,
           warn: Callable[[str], None] = lambda text: None) -> Result:  # fmt: skip
     """Train a config in a directory. ``resume`` goes on from the newest sound checkpoint."""
-    with locked(run):
+    with exclusive(run, "the run"):
         if not resume and checkpoint.Checkpoint.listed(run):
             raise RunError(f"{run} holds checkpoints already: resume that run (--resume), or give another directory")
         device = pick_device(config.device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ from complete_mue.errors import RunError
 from complete_mue.models.dit import DiffusionTransformer
 from complete_mue.models.lm import LanguageModel
 from complete_mue.models.sampling import sample
+from complete_mue.storage import whole
 from complete_mue.train import checkpoint
 from complete_mue.train.config import PictureTask, RunConfig, TextTask, read_config
 from complete_mue.train.task import build
@@ -84,9 +84,9 @@ def _save(frames: list[np.ndarray], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     pictures = [Image.fromarray(frame) for frame in frames]
     pictures = [p.resize((p.width * 3, p.height * 3), Image.Resampling.NEAREST) for p in pictures]
-    draft = path.with_name(f".draft-{os.getpid()}{path.suffix}")
-    if len(pictures) > 1:
-        pictures[0].save(draft, save_all=True, append_images=pictures[1:], duration=120, loop=0)
-    else:
-        pictures[0].save(draft)
-    draft.replace(path)
+    with whole(path) as file:
+        kind = path.suffix.removeprefix(".").upper()
+        if len(pictures) > 1:
+            pictures[0].save(file, kind, save_all=True, append_images=pictures[1:], duration=120, loop=0)
+        else:
+            pictures[0].save(file, kind)
