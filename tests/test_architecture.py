@@ -24,6 +24,7 @@ ALLOWED = {
     "train": {"layout", "rules", "plan", "apply", "kernels", "nn", "models", "data"},
     "bench": {"layout", "kernels", "nn"},
     "recipes": {"layout", "train"},
+    "sweep": {"layout", "plan", "apply", "nn", "models", "train"},
     "cli": {"layout", "rules", "plan", "apply", "export", "models", "bench", "data", "train", "recipes", "__init__"},
     "__init__": {"layout", "rules", "plan", "apply"},
     "__main__": {"cli"},

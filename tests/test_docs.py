@@ -79,6 +79,15 @@ def test_kernel_tables_equal_the_records(figure: str, axis: str) -> None:
                 assert cell == f"{row['ms']:.1f} ({row['ms'] / dense:.2f})"
 
 
+def test_cpu_table_equals_the_records() -> None:
+    records = json.loads((ROOT / "docs/results/moe_cpu/moe.json").read_text(encoding="utf-8"))["rows"]
+    times = {(row["kernel"], row["expert_width"]): row["ms"] for row in records}
+    text = (ROOT / "docs/kernels.md").read_text(encoding="utf-8").split("<!-- table: width -->")[1]
+    line = [line for line in text.splitlines() if line.startswith("|")][2]
+    ratios = [f"{times['reference', h] / times['grouped', h]:.1f}x" for h in (16, 32, 64, 128)]
+    assert [cell.strip() for cell in line.strip("| ").split("|")] == ratios
+
+
 def test_rule_table_equals_the_code() -> None:
     text = (ROOT / "docs/rules.md").read_text(encoding="utf-8").split("<!-- table: complete_mue -->")[1]
     rows = [line for line in text.split("\n\n")[0].splitlines() if line.startswith("|")][2:]

@@ -51,16 +51,26 @@ def initialize(
 
 
 def initial_value(bound: Bound, seed: int = 0) -> Tensor:
-    """The whole initial tensor of one parameter, float32 on the CPU (float64 parameters: drawn in float64)."""
-    shape, dtype = bound.parameter.shape, torch.float64 if bound.parameter.dtype == torch.float64 else torch.float32
+    """The whole initial tensor of one parameter, float32 on the CPU (float64 parameters: drawn in float64).
+
+    A replica axis holds independent models: replica k is drawn with seed + k, so that it starts as its solo run does.
+    """
+    if bound.spec.axes[:1] == ("replica",):
+        return torch.stack([initial_replica(bound, seed + k) for k in range(bound.parameter.shape[0])])
+    return _initial(bound, bound.parameter.shape, seed)
+
+
+def initial_replica(bound: Bound, seed: int) -> Tensor:
+    """The initial tensor of one replica of a parameter with a replica axis."""
+    return _initial(bound, bound.parameter.shape[1:], seed)
+
+
+def _initial(bound: Bound, shape: torch.Size, seed: int) -> Tensor:
+    dtype = torch.float64 if bound.parameter.dtype == torch.float64 else torch.float32
     if bound.row.init_std is None:
         gain = bound.spec.role in (Role.NORM, Role.FINAL_NORM) and not bound.name.endswith("bias")
         return torch.full(shape, bound.folded if gain else 0.0, dtype=dtype)
-    # A replica axis holds independent models: one draw each, so that a replica starts as its solo run does.
-    name = plain_name(bound.name)
-    if bound.spec.axes[:1] == ("replica",):
-        return torch.stack([_draw(shape[1:], bound.row.init_std, f"{seed + k}:{name}", dtype) for k in range(shape[0])])
-    return _draw(shape, bound.row.init_std, f"{seed}:{name}", dtype)
+    return _draw(shape, bound.row.init_std, f"{seed}:{plain_name(bound.name)}", dtype)
 
 
 def _draw(shape: torch.Size, std: float, key: str, dtype: torch.dtype) -> Tensor:

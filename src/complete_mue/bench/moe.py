@@ -299,6 +299,7 @@ def _warm_up(candidate: _Candidate, device: torch.device) -> float | None:
 
 def _milliseconds(step: Callable[[], None], device: torch.device) -> float:
     if device.type != "cuda":
+        step()  # the row before this one left the allocator's pages to itself; training would find its own again
         start = time.perf_counter()
         step()
         return 1e3 * (time.perf_counter() - start)

@@ -47,6 +47,7 @@ class DiffusionTransformer(nn.Module):
         text_vocab: int = 256,
         text_features: int | None = None,
         rotary_splits: Sequence[int] | None = None,
+        attention_scale: float | None = None,
         qk_norm: bool = False,
         router: RouterConfig = DEFAULT_ROUTER,
         kernel: str | None = None,
@@ -74,7 +75,14 @@ class DiffusionTransformer(nn.Module):
         self.modulation = nn.ParameterList(torch.empty(*lead, MODULATIONS * d, d) for _ in shape.blocks)
         self.input_output = multiplier(plan, Role.EMBEDDING)
         self.layers = build_layers(
-            shape, plan, causal=False, qk_norm=qk_norm, router=router, kernel=kernel, replicas=replicas
+            shape,
+            plan,
+            causal=False,
+            attention_scale=attention_scale,
+            qk_norm=qk_norm,
+            router=router,
+            kernel=kernel,
+            replicas=replicas,
         )
         self.final_norm = RmsNorm(d, replicas=replicas)
         self.final_modulation = nn.Parameter(torch.empty(*lead, 2 * d, d))

@@ -90,6 +90,7 @@ def build_layers(
     plan: Plan | None,
     *,
     causal: bool,
+    attention_scale: float | None,
     qk_norm: bool,
     router: RouterConfig,
     kernel: str | None,
@@ -105,7 +106,7 @@ def build_layers(
             attention=Attention(
                 shape.width,
                 head_dim(shape),
-                scale=None if plan is None else plan.attention_scale,
+                scale=attention_scale if plan is None else plan.attention_scale,
                 output=multiplier(plan, Role.ATTENTION_OUT),
                 qk_norm=qk_norm,
                 causal=causal,

@@ -26,7 +26,8 @@ from complete_mue.plan.plan import Plan
 class LanguageModel(nn.Module):
     """Next-token logits from tokens.
 
-    Without a plan every multiplier is 1 but the route scale, which is the number of activated experts.
+    Without a plan every multiplier is 1 but the route scale, which is the number of activated experts, and attention
+    logits are scaled by ``attention_scale`` (1 / sqrt(head_dim) unless given).
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class LanguageModel(nn.Module):
         vocab: int,
         plan: Plan | None = None,
         *,
+        attention_scale: float | None = None,
         qk_norm: bool = False,
         router: RouterConfig = DEFAULT_ROUTER,
         kernel: str | None = None,
@@ -47,7 +49,14 @@ class LanguageModel(nn.Module):
         self.embedding = nn.Parameter(torch.empty(*lead, vocab, shape.width))
         self.embedding_output = multiplier(plan, Role.EMBEDDING)
         self.layers = build_layers(
-            shape, plan, causal=True, qk_norm=qk_norm, router=router, kernel=kernel, replicas=replicas
+            shape,
+            plan,
+            causal=True,
+            attention_scale=attention_scale,
+            qk_norm=qk_norm,
+            router=router,
+            kernel=kernel,
+            replicas=replicas,
         )
         self.final_norm = RmsNorm(shape.width, replicas=replicas)
         self.readout = nn.Parameter(torch.empty(*lead, vocab, shape.width))

@@ -53,7 +53,7 @@ def _text(config: RunConfig, task: TextTask, plan: Plan, replicas: int | None) -
 
     def loss(model: nn.Module, batch: Batch, routings: list[Routing]) -> Tensor:
         (tokens,) = batch
-        return next_token_loss(model(tokens[:, :-1], routings=routings), tokens, task.z_loss)
+        return next_token_loss(model(tokens[..., :-1], routings=routings), tokens, task.z_loss)
 
     return Task(model, lambda step: (data.batch(step),), loss, task.sequence, config.shape.width * vocab, len(data))
 

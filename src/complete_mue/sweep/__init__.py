@@ -1,0 +1,1 @@
+"""Sweeps: many runs, fused in one program where they have one shape."""

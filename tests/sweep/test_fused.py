@@ -1,0 +1,102 @@
+"""A fused replica is its solo run; one that diverges leaves the others' bits unchanged."""
+
+from __future__ import annotations
+
+import pytest
+
+import complete_mue as mue
+
+torch = pytest.importorskip("torch")
+
+from complete_mue.apply.initialize import initialize  # noqa: E402
+from complete_mue.apply.optim import clip_grad_norm_, param_groups  # noqa: E402
+from complete_mue.recipes import recipe  # noqa: E402
+from complete_mue.sweep.fused import train_fused  # noqa: E402
+from complete_mue.train.config import RunConfig, override  # noqa: E402
+from complete_mue.train.task import build  # noqa: E402
+
+SMALL = ("shape.width=16", "shape.depth=2", "shape.head_dim=8", "betas=hold", "budget.steps=12", "clip=0.5")
+CALM = ("reference.hyper.lr=1e-3", "reference.hyper.eps=1e-6")  # large steps would amplify rounding
+TEXT = (*SMALL, "task.sequence=16", "budget.batch_tokens=64")
+PICTURES = (*SMALL, "task.size=16", "budget.batch_tokens=32")
+RUNS = {
+    "lm dense": ("lm_tiny", *TEXT),
+    "lm moe": ("lm_tiny:8e2a", *TEXT, "router.balance_loss=0.01"),
+    "lm shared": ("lm_tiny:8e2a1s", *TEXT),
+    "lm grouped": ("lm_tiny:8e4a2g", *TEXT),
+    "dit dense": ("dit_tiny", *PICTURES),
+    "dit moe": ("dit_tiny:8e2a1s", *PICTURES),
+}
+# What replicas may differ in: hyperparameters, seeds, rule sets.
+REPLICAS = [(), ("reference.hyper.lr=3e-3",), ("reference.hyper.weight_decay=0.5", "seed=3"), ("rules=sp",)]
+
+
+def config_of(name: str, *more: str) -> RunConfig:
+    base, *overrides = (*RUNS[name], *CALM, *more)
+    config = recipe(base)
+    for assignment in overrides:
+        config = override(config, assignment)
+    return config
+
+
+def solo(config: RunConfig, dtype: torch.dtype) -> tuple[list[float], torch.nn.Module]:
+    """The plain loop, in multiplier form."""
+    task, plan = build(config), config.plan
+    model = task.model.to(dtype)
+    initialize(model, plan, seed=config.seed)
+    optimizer, losses = torch.optim.AdamW(param_groups(model, plan), foreach=False), []
+    for step in range(config.budget.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = group["planned_lr"] * config.schedule.factor(step)
+        routings: list = []
+        batch = tuple(part.to(dtype) if part.is_floating_point() else part for part in task.batch(step))
+        loss = task.loss(model, batch, routings)
+        (loss + sum(routing.auxiliary_loss() for routing in routings)).backward()
+        clip_grad_norm_(model, plan, config.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, model
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_each_replica_is_its_solo_run(name: str) -> None:
+    configs = [config_of(name, *more) for more in REPLICAS]
+    results, fused = train_fused(configs, dtype=torch.float64)
+    for k, config in enumerate(configs):
+        losses, model = solo(config, torch.float64)
+        assert results[k].losses == pytest.approx(losses, abs=1e-10)
+        weights = dict(model.named_parameters())
+        scale = {spec.name: spec.multiplier for spec in model.tensors()}
+        plain = {spec.name: spec.multiplier for spec in fused.tensors()}
+        for key, weight in fused.named_parameters():  # the fused model keeps multipliers in its weights
+            torch.testing.assert_close(
+                plain[key] * weight[k], scale[key] * weights[key], rtol=1e-8, atol=1e-10, msg=f"{k} {key}"
+            )
+
+
+@pytest.mark.parametrize("name", ["lm moe", "dit dense"])
+def test_float32_within_rounding(name: str) -> None:
+    configs = [config_of(name, *more) for more in REPLICAS]
+    results, _ = train_fused(configs)
+    for config, result in zip(configs, results, strict=True):
+        assert result.losses == pytest.approx(solo(config, torch.float32)[0], rel=2e-4)
+
+
+@pytest.mark.parametrize("name", ["lm dense", "lm moe", "dit moe"])
+def test_a_diverging_replica_touches_no_other(name: str) -> None:
+    good, worse = config_of(name), config_of(name, "reference.hyper.lr=1e30")
+    calm, _ = train_fused([good, good, good])
+    results, model = train_fused([good, worse, good])
+    assert results[1].loss is None
+    assert results[1].diverged is not None
+    assert results[0] == calm[0]
+    assert results[2] == calm[2]
+    assert all(parameter[0].isfinite().all() for parameter in model.parameters())
+
+
+def test_only_alike_configs_are_fused() -> None:
+    with pytest.raises(mue.MueError, match="differ in 'budget'"):
+        train_fused([config_of("lm dense"), config_of("lm dense", "budget.steps=9")])
+    with pytest.raises(mue.MueError, match="at least one"):
+        train_fused([])
