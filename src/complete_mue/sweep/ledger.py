@@ -1,0 +1,81 @@
+"""The ledger of a sweep: one record per finished point, each a file that appears whole or not at all.
+
+    ledger/ID.json      what point ID gave; written once, never changed
+    claims/ID           who works on it now: a file lock that ends with its process
+
+Records do not depend on each other, so several processes may work on one ledger: each claims a point before it runs it,
+and a point whose owner died is free again at once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from complete_mue.errors import FileError
+from complete_mue.storage import read_json, remove_parts, write_json
+
+FORMAT = 1
+
+
+class Ledger:
+    """A folder of records, read and written point by point."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self._records, self._claims = self.folder / "ledger", self.folder / "claims"
+        for part in (self._records, self._claims):
+            part.mkdir(parents=True, exist_ok=True)
+
+    def done(self) -> set[str]:
+        """Ids of all points with a record."""
+        return {path.stem for path in self._records.glob("*.json") if not path.name.startswith(".")}
+
+    def read(self, point: str) -> dict[str, Any]:
+        """One record; a damaged one is an error that names the file."""
+        record = read_json(self._records / f"{point}.json", "sweep record")
+        if record.get("format") != FORMAT or record.get("id") != point:
+            raise FileError(
+                f"{self._records / point}.json: not the record of point {point}; delete it to run the point again"
+            )
+        return record
+
+    def records(self) -> list[dict[str, Any]]:
+        """All records, by id."""
+        return [self.read(point) for point in sorted(self.done())]
+
+    def write(self, point: str, record: dict[str, Any]) -> None:
+        """Enter a finished point."""
+        write_json(self._records / f"{point}.json", {"format": FORMAT, "id": point, **record})
+
+    def open_points(self, points: Iterable[str], *, retry_failed: bool = False) -> list[str]:
+        """Of these points, those still to run: without a record, or (``retry_failed``) with one that says failed."""
+        done = self.done()
+        return [p for p in points if p not in done or (retry_failed and self.read(p).get("status") == "failed")]
+
+    @contextmanager
+    def claim(self, points: Iterable[str]) -> Iterator[list[str]]:
+        """Claim what nobody else works on and nobody has finished; the claims end with the block, or the process."""
+        held: dict[str, int] = {}
+        try:
+            for point in points:
+                handle = os.open(self._claims / point, os.O_RDWR | os.O_CREAT, 0o644)
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    os.close(handle)
+                    continue
+                held[point] = handle
+            finished = self.done()  # read after claiming: who held a point before us may have entered it
+            yield [point for point in held if point not in finished]
+        finally:
+            for handle in held.values():
+                os.close(handle)
+
+    def tidy(self) -> None:
+        """Remove what killed processes left half-written."""
+        remove_parts(self._records)

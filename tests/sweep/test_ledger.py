@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import complete_mue as mue
+
+pytest.importorskip("torch")
+
+from complete_mue.recipes import recipe
+from complete_mue.sweep.grid import fusible, grid
+from complete_mue.sweep.ledger import Ledger
+
+LR = "reference.hyper.lr"
+
+
+def test_ids_are_stable_and_say_what_matters() -> None:
+    config = recipe("lm_tiny")
+    points = grid(config, {LR: [1e-3, 2e-3], "seed": [0, 1]})
+    assert len({point.id for point in points}) == 4
+    again = grid(config, {"seed": [1, 0, 2], LR: [2e-3, 1e-3]})
+    assert {point.id for point in points} < {point.id for point in again}
+    assert grid(config, {"log_every": [3]})[0].id == config.fingerprint  # logging changes no number
+    assert points[0].label == f"{LR}=0.001, seed=0"
+    with pytest.raises(mue.MueError, match="are the same run"):
+        grid(config, {LR: [1e-3, "0.001"]})
+    with pytest.raises(mue.MueError, match="did you mean 'seed'"):
+        grid(config, {"sede": [1]})
+
+
+def test_what_can_be_fused() -> None:
+    config = recipe("lm_tiny")
+    points = grid(config, {"shape.feed_forward": ["dense@64", "16e4a@16"], LR: [1e-3, 2e-3], "rules": ["sp", "mup"]})
+    groups = list(fusible(points))
+    assert [len(group) for group in groups] == [4, 4]
+    assert {point for group in groups for point in group} == set(points)
+
+
+def test_records_and_claims(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    assert ledger.open_points(["a", "b"]) == ["a", "b"]
+    with ledger.claim(["a", "b"]) as mine, Ledger(tmp_path).claim(["a", "c"]) as others:
+        assert mine == ["a", "b"]
+        assert others == ["c"]
+        ledger.write("a", {"status": "finished", "loss": 1.5})
+        ledger.write("b", {"status": "failed"})
+    with ledger.claim(["a", "b", "c"]) as mine:
+        assert mine == ["c"]
+    assert ledger.open_points(["a", "b", "c"], retry_failed=True) == ["b", "c"]
+    assert [record["id"] for record in ledger.records()] == ["a", "b"]
+    (tmp_path / "ledger" / "a.json").write_text("{")
+    with pytest.raises(mue.MueError, match=r"a\.json"):
+        ledger.read("a")
+    (tmp_path / "ledger" / "b.json").write_text(json.dumps({"format": 1, "id": "x"}))
+    with pytest.raises(mue.MueError, match="delete it to run the point again"):
+        ledger.read("b")
+
+
+WORKER = """
+import os, sys, time
+from complete_mue.sweep.ledger import Ledger
+ledger, points = Ledger(sys.argv[1]), [f"p{i}" for i in range(40)]
+for point in points:
+    with ledger.claim([point]) as mine:
+        for name in mine:
+            with open(os.path.join(sys.argv[1], f"ran-{name}"), "a") as file:
+                file.write("x")
+            time.sleep(0.01)
+            ledger.write(name, {"status": "finished", "loss": 1.0})
+"""
+
+
+def test_killed_workers_lose_and_repeat_nothing_that_was_finished(tmp_path: Path) -> None:
+    dice, ledger = random.Random(0), Ledger(tmp_path)
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", WORKER, str(tmp_path)])
+
+    finished: set[str] = set()
+    for _ in range(4):
+        workers = [start(), start()]
+        deadline = time.monotonic() + 30
+        while ledger.done() == finished and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(dice.uniform(0, 0.1))
+        for worker in workers:
+            worker.send_signal(signal.SIGKILL)
+            worker.wait()
+        now = ledger.done()
+        assert finished <= now
+        finished = now
+        ran = {point: os.path.getsize(tmp_path / f"ran-{point}") for point in finished}
+        for point in finished:
+            assert ledger.read(point)["loss"] == 1.0
+    assert start().wait() == 0
+    assert ledger.done() == {f"p{i}" for i in range(40)}
+    assert {
+        point: os.path.getsize(tmp_path / f"ran-{point}") for point in ran
+    } == ran  # finished points never ran again
+
+
+def test_two_processes_never_do_the_same_point(tmp_path: Path) -> None:
+    workers = [subprocess.Popen([sys.executable, "-c", WORKER, str(tmp_path)]) for _ in range(2)]
+    assert [worker.wait() for worker in workers] == [0, 0]
+    assert all((tmp_path / f"ran-p{i}").read_text() == "x" for i in range(40))
