@@ -75,6 +75,25 @@ def test_layout(root: Path) -> None:
         (("plan", *FILES, "--frmat", "json"), "--frmat"),
         (("plann",), "plann"),
         (("plan", FILES[1], FILES[0]), "[hyper]"),
+        (("plan", *FILES, "--explain", "--json"), "leave out --format and --json"),
+        (("plan", *FILES, "--export", "megatro"), "did you mean 'megatron'?"),
+        (("check", "--axis", "widht"), "did you mean 'width'?"),
+        (("check", "--model", "json:dumps", "--axis", "groups"), "build(plan) failed with TypeError"),
+        (("check", "--model", "json:nothing"), "give an importable MODULE:FUNCTION"),
+        (("check", "--model", ".a:x"), "give an importable MODULE:FUNCTION"),
+        (("check", "--model", "sys:maxsize"), "give a function build(plan)"),
+        (("bench", "moe", "--device", "tpu"), "give 'cuda' or 'cpu'"),
+        (("bench", "moe", "--kernel", "tritn"), "did you mean 'triton'?"),
+        (("train", "lm_tiny", "task.sequence=0"), "task.sequence = 0"),
+        (("train", "lm_tiny", "device=nope"), "give auto, cpu, cuda or cuda:N"),
+        (("train", "lm_tiny", "compile=maybe"), "give true or false"),
+        (("train", "lm_tiny", "bias_rate=x"), "bias_rate = 'x'"),
+        (("train", "lm_tiny", "reference.tuned=x"), "a table or list"),
+        (("train", "dit_tiny", "task.patch=0"), "task.patch = 0"),
+        (("sample", "tests"), "config.json"),
+        (("data", "show", "tests"), "manifest"),
+        (("data", "prepare", "none.txt", "--out", "unused"), "none.txt"),
+        (("data", "prepare", "README.md", "--out", "unused", "--separator", "ab\\"), "--separator"),
     ],
 )
 def test_errors_are_one_line_and_status_2(root: Path, arguments: tuple[str, ...], says: str) -> None:
@@ -93,6 +112,20 @@ def test_betas_that_leave_the_range_name_the_remedy(root: Path, tmp_path: Path) 
     assert done.returncode == 2
     assert "--betas hold" in done.stderr
     assert run("plan", FILES[0], str(tmp_path / "short.toml"), "--betas", "hold", cwd=root).returncode == 0
+
+
+def test_output_that_cannot_hold_greek(root: Path) -> None:
+    command = [sys.executable, "-m", "complete_mue", "plan", *FILES]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0
+    assert "expert_down" in done.stdout
+
+
+def test_a_reader_that_leaves_is_no_error(root: Path) -> None:
+    text = f"{sys.executable} -m complete_mue plan {FILES[0]} {FILES[1]} --explain | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", text], cwd=root, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_help_teaches(root: Path) -> None:

@@ -101,6 +101,25 @@ def test_bad_files_name_the_line(tmp_path: Path, old: str, new: str, line: int, 
     assert message.startswith(f"{path}:{line}:"), message
 
 
+def test_numbers_too_long_to_print(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="more than 64 bits"):
+        mue.read_reference(write(tmp_path, GOOD.replace("width = 128", f"width = 0x{'f' * 8000}")))
+    with pytest.raises(mue.MueError, match="more than 64 bits"):
+        mue.FeedForward.dense(1 << 20_000)
+    huge = GOOD.replace("width = 128", "width = 1000000000000000").replace("expansion = 1.0\n", "")
+    assert mue.read_reference(write(tmp_path, huge)).shape.active_width == 10**15
+
+
+def test_a_byte_order_mark_is_no_mistake(tmp_path: Path, lm_reference: mue.Reference) -> None:
+    assert mue.read_reference(write(tmp_path, "\ufeff" + GOOD)) == lm_reference
+
+
+@pytest.mark.parametrize("table", ["[tuned.embedding]\nroute_scale = 3.0", "[tuned.norm]\ninit_std = 3.0"])
+def test_tuned_keys_without_a_meaning(tmp_path: Path, table: str) -> None:
+    with pytest.raises(FileError, match="has no meaning for"):
+        mue.read_reference(write(tmp_path, f"{GOOD}\n{table}\n"))
+
+
 def test_unreadable_files(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="no such file"):
         mue.read_reference(tmp_path / "none.toml")

@@ -33,10 +33,7 @@ REPLICAS = [(), ("reference.hyper.lr=3e-3",), ("reference.hyper.weight_decay=0.5
 
 def config_of(name: str, *more: str) -> RunConfig:
     base, *overrides = (*RUNS[name], *CALM, *more)
-    config = recipe(base)
-    for assignment in overrides:
-        config = override(config, assignment)
-    return config
+    return override(recipe(base), *overrides)
 
 
 def solo(config: RunConfig, dtype: torch.dtype) -> tuple[list[float], torch.nn.Module]:

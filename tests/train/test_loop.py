@@ -38,10 +38,7 @@ RUNS = {
 
 def config_of(name: str, *more: str) -> RunConfig:
     base, *overrides = (*RUNS[name], *more)
-    config = recipe(base)
-    for assignment in overrides:
-        config = override(config, assignment)
-    return config
+    return override(recipe(base), *overrides)
 
 
 def ending(run: Path) -> tuple[list[float], dict[str, torch.Tensor]]:

@@ -18,7 +18,7 @@ from complete_mue.apply.axes import Point, axis_points, small_reference
 from complete_mue.apply.bind import Binding, bind
 from complete_mue.apply.observe import Observation, observe
 from complete_mue.apply.realized import Finding, realized
-from complete_mue.apply.setup import Setup
+from complete_mue.apply.setup import Setup, built
 from complete_mue.layout import Reference, Role
 from complete_mue.plan.plan import Plan
 from complete_mue.plan.transfer import transfer
@@ -139,7 +139,7 @@ class _Observed:
 
 
 def _measure(build: Callable[[Plan], Setup], plan: Plan, steps: int) -> _Observed:
-    setup = build(plan)
+    setup = built(build, plan)
     model, binding = setup.model, bind(setup.model, plan, setup.family)
     start = {b.name: b.parameter.detach().clone() for b in binding}
     with observe(model, binding) as before, torch.no_grad():

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from complete_mue.apply.bind import bind
 from complete_mue.apply.family import Family
 from complete_mue.errors import RunError
+from complete_mue.layout.numbers import real
 from complete_mue.plan.plan import Plan
 
 
@@ -59,6 +60,7 @@ def clip_grad_norm_(model: nn.Module, plan: Plan, max_norm: float, *, family: Fa
     A folded parameter is m times its multiplier-form twin, so its gradient is 1/m of the twin's: the norm is taken over
     m g. With the plain norm the two forms would clip differently. Sharded gradients are summed over all ranks.
     """
+    real("max_norm", max_norm)
     found = [(b.parameter, grad, b.folded) for b in bind(model, plan, family) if (grad := b.parameter.grad) is not None]
     total = _norm([gradient for _, gradient, _ in found], [weight for _, _, weight in found])
     nn.utils.clip_grads_with_norm_([parameter for parameter, _, _ in found], max_norm, total)

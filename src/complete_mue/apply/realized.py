@@ -17,7 +17,7 @@ import torch
 
 from complete_mue.apply.bind import Binding, Bound, bind
 from complete_mue.apply.optim import check_scheduler
-from complete_mue.apply.setup import Setup
+from complete_mue.apply.setup import Setup, built
 from complete_mue.errors import RunError
 from complete_mue.plan.plan import Plan
 
@@ -36,7 +36,7 @@ class Finding:
 
 def realized(build: Callable[[Plan], Setup], plan: Plan, tolerance: float = 0.02) -> list[Finding]:
     """Compare initial weights and the first optimizer steps of ``build(plan)`` with the plan, tensor by tensor."""
-    setup = build(plan)
+    setup = built(build, plan)
     binding = bind(setup.model, plan, setup.family)
     findings = _initial(binding) + _scheduler(setup)
     decay = _step(build, plan, lambda b: 0.0)
@@ -99,7 +99,7 @@ def _betas(setup: Setup, plan: Plan) -> list[Finding]:
 
 def _step(build: Callable[[Plan], Setup], plan: Plan, gradient: Callable[[Bound], float]) -> dict[str, float]:
     """Set all weights to 1 and all gradients to one value, take one step, and return how far each tensor went down."""
-    setup = build(plan)
+    setup = built(build, plan)
     binding = bind(setup.model, plan, setup.family)
     with torch.no_grad():
         for b in binding:

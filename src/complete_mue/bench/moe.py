@@ -99,6 +99,8 @@ def run(
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise KernelError(f"device {device!r}: this machine or this torch has no CUDA; give device 'cpu'")
+    if device.split(":")[0] not in ("cpu", "cuda"):
+        raise KernelError(f"device {device!r}: give 'cuda' or 'cpu'")
     count("repeats", repeats)
     for name in kernels or ():
         if name not in KERNELS:

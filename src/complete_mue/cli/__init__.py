@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 
 import typer
@@ -18,8 +20,16 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 def main() -> None:
     """Entry point: our errors and usage errors become one line on stderr and status 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal without Greek letters still gets its table
+            stream.reconfigure(errors="replace")
     try:
         status = app(standalone_mode=False)
+        sys.stdout.flush()
+    except SystemExit as leaving:  # typer's own way out
+        if not isinstance(leaving.__context__, BrokenPipeError):
+            raise
+        status = _reader_left()
     except typer.Exit as leaving:
         status = leaving.exit_code
     except MueError as problem:
@@ -29,12 +39,17 @@ def main() -> None:
     except UsageError as problem:
         context = getattr(problem, "ctx", None)
         status = _fail(f"{_message(problem)}  (see `{context.command_path if context else 'mue'} --help`)")
-    except BrokenPipeError:  # the reader of our output left, as `head` does
-        sys.stderr.close()
-        status = 0
+    except BrokenPipeError:
+        status = _reader_left()
     except OSError as problem:
-        status = _fail(str(FileError(f"{problem.filename or 'file'}: {problem.strerror or problem}")))
+        status = _fail(str(FileError(f"{problem.filename or 'output'}: {problem.strerror or problem}")))
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _reader_left() -> int:
+    """The reader of our output has seen enough, as `head` has: no error. Nothing may be flushed to it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
 
 
 def _message(problem: Exception) -> str:

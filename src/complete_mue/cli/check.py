@@ -75,6 +75,11 @@ def _named_function(name: str) -> Any:
         raise FileError(f"--model {name!r}: give MODULE:FUNCTION, such as my_package.training:build")
     sys.path.insert(0, str(Path.cwd()))
     try:
-        return getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as problem:
-        raise FileError(f"--model {name!r}: {problem}; give an importable MODULE:FUNCTION") from None
+        found = getattr(importlib.import_module(module), function)
+    except Exception as problem:  # a user's module may fail in any way while it is imported
+        raise FileError(
+            f"--model {name!r}: {type(problem).__name__}: {problem}; give an importable MODULE:FUNCTION"
+        ) from None
+    if not callable(found):
+        raise FileError(f"--model {name!r}: {function} is a {type(found).__name__}; give a function build(plan)")
+    return found

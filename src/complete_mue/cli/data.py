@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from complete_mue.cli.app import app, need_torch
+from complete_mue.errors import FileError
 
 data = typer.Typer(help="Data: tokenize text into memory-mapped shards, and look at them.")
 app.add_typer(data, name="data")
@@ -36,11 +37,18 @@ def prepare_command(
     from complete_mue.data import describe, prepare
 
     if separator is not None:
-        separator = separator.encode().decode("unicode_escape")
+        separator = _unescaped(separator)
     prepare(
         sources, out, tokenizer=tokenizer, text_key=text_key, separator=separator, held_out=held_out, workers=workers
     )
     print(describe(out))
+
+
+def _unescaped(text: str) -> str:
+    try:
+        return text.encode("latin-1", "backslashreplace").decode("unicode_escape")
+    except UnicodeDecodeError as problem:
+        raise FileError(f"--separator {text!r}: {problem.reason}; write a backslash as \\\\") from None
 
 
 @data.command("show")

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from complete_mue.cli.app import app
+from complete_mue.errors import TransferError
 from complete_mue.export import EXPORTS
 from complete_mue.export import export as export_plan
 from complete_mue.layout import FeedForward, ModelShape, read_reference, read_target
@@ -44,9 +45,7 @@ def plan_command(
         bool, typer.Option("--fold", help="Folded form: the same run without multipliers in the model.")
     ] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Derive every number in words and symbols.")] = False,
-    role: Annotated[
-        str | None, typer.Option("--role", help="With --explain: this role only, such as expert_down.")
-    ] = None,
+    role: Annotated[str | None, typer.Option("--role", help="Explain this role only, such as expert_down.")] = None,
     format: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.table,
     json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
     export: Annotated[
@@ -61,6 +60,8 @@ def plan_command(
 
     Example:  mue plan examples/lm_reference.toml examples/lm_large.toml --explain --role expert_down
     """
+    if (json or format is not Format.table) and (explain or role is not None or export is not None):
+        raise TransferError("--explain, --role and --export print text of their own: leave out --format and --json")
     tuned = read_reference(reference)
     shape, budget = read_target(target)
     plan = transfer(tuned, shape, budget, rules=rules, betas=betas.value)

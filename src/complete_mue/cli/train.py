@@ -33,11 +33,10 @@ def train_command(
     need_torch("mue train")
     from complete_mue.recipes import recipe as named
     from complete_mue.train.config import override
-    from complete_mue.train.loop import train
+    from complete_mue.train.loop import pick_device, train
 
-    config = named(recipe)
-    for assignment in overrides or []:
-        config = override(config, assignment)
+    config = override(named(recipe), *(overrides or []))
+    pick_device(config.device)
     if dry_run:
         _dry_run(config)
         return
@@ -121,7 +120,9 @@ def _facts(line: dict[str, Any]) -> str:
 def sample_command(
     run: Annotated[Path, typer.Argument(help="A run's directory.")],
     prompt: Annotated[str, typer.Option("--prompt", help="Text to continue, or a caption to draw.")] = "",
-    count: Annotated[int, typer.Option("--count", min=1, help="Tokens to write, or pictures to draw.")] = 0,
+    count: Annotated[
+        int | None, typer.Option("--count", min=1, help="Tokens to write (default 200) or pictures to draw (16).")
+    ] = None,
     temperature: Annotated[
         float, typer.Option("--temperature", min=0.0, help="Text: 0 takes the likeliest token.")
     ] = 0.8,

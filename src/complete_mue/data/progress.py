@@ -28,6 +28,7 @@ class Meter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: object, trace: TracebackType | None) -> None:
+        self._bar.live.transient = kind is not None  # after an error, the error is what stays
         self._bar.stop()
 
     def start(self, what: str) -> None:

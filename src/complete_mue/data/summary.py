@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from complete_mue.data.manifest import FORMAT, MANIFEST, Manifest
+from complete_mue.data.manifest import MANIFEST, Manifest
 from complete_mue.storage import read_json
 
 
@@ -29,9 +29,9 @@ def describe(folder: str | Path) -> Summary:
     """The summary of a folder that ``prepare`` or ``cache_features`` wrote; raises FileError for any other."""
     folder = Path(folder)
     path = folder / MANIFEST
-    if path.is_file() and read_json(path, "manifest").get("format") != FORMAT:
-        from complete_mue.data.features import FeatureManifest
+    from complete_mue.data.features import FORMAT, FeatureManifest
 
+    if path.is_file() and read_json(path, "manifest").get("format") == FORMAT:
         return Summary({"folder": str(folder), **FeatureManifest.read(folder).facts()})
     return Summary({"folder": str(folder), **_text(Manifest.read(folder))})
 

@@ -7,6 +7,7 @@ encoded as text, so no document can forge an end.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,6 +153,7 @@ def load_tokenizer(name: str | Path, *, end_of_text: str | None = None) -> Token
     if path.is_file() or path.suffix == ".json" or str(name).count("/") > 1 or str(name).startswith((".", "/", "~")):
         return JsonTokenizer(path.expanduser(), end_of_text=end_of_text)
     hub = need("huggingface_hub", f"the tokenizer {str(name)!r} from the hub")
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries; ours is the one line that counts
     try:
         file = hub.hf_hub_download(str(name), "tokenizer.json")
     except MueError:

@@ -47,7 +47,7 @@ class _Document:
         try:
             if path.is_file() and path.stat().st_size > _LARGEST_FILE:
                 raise FileError(f"{path}: larger than {_LARGEST_FILE} bytes: give a reference or target file")
-            self.text = path.read_bytes().decode("utf-8")
+            self.text = path.read_bytes().decode("utf-8-sig")
         except FileNotFoundError:
             raise FileError(f"{path}: no such file; give the path of a TOML file with [shape] and [budget]") from None
         except UnicodeDecodeError as problem:
@@ -62,6 +62,8 @@ class _Document:
             self.data = tomllib.loads(self.text)
         except (tomllib.TOMLDecodeError, RecursionError, ValueError) as problem:
             raise FileError(f"{path}: not valid TOML: {str(problem) or 'nested too deeply'}") from None
+        if _holds_huge_number(self.data):
+            raise FileError(f"{path}: holds a whole number of more than 64 bits; no key takes one")
 
     def at(self, table: str, key: str | None = None) -> str:
         """``file:line``, with the line of the key, or of its table, or of neither."""
@@ -122,6 +124,13 @@ class _Document:
             raise FileError(f"{self.at(table, key)}: {problem}") from None
 
 
+def _holds_huge_number(value: Any) -> bool:
+    """Such numbers cannot even be printed; TOML lets them in as hexadecimals."""
+    if isinstance(value, dict | list):
+        return any(map(_holds_huge_number, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, int) and value.bit_length() > 64
+
+
 def _feed_forward(shape: Mapping[str, Any]) -> FeedForward:
     notation = shape["feed_forward"]
     if not isinstance(notation, str):
@@ -137,10 +146,10 @@ def _feed_forward(shape: Mapping[str, Any]) -> FeedForward:
     if "expert_width" in shape:
         raise FileError('expert_width beside feed_forward = "dense": give expansion, or write "dense@WIDTH"')
     exact = real("expansion", shape.get("expansion", 1.0)) * count("width", shape["width"])
-    width = round(exact) if exact < LARGEST_COUNT else 0
+    width = round(exact) if exact <= LARGEST_COUNT else 0
     if width < 1 or abs(exact - width) > 1e-6 * exact:
         raise FileError(
-            f"expansion = {shape['expansion']} times width = {shape['width']} is {exact}, not a whole width; "
+            f"expansion = {shape.get('expansion', 1.0)} times width = {shape['width']} is {exact}, not a whole width; "
             'write "dense@WIDTH"'
         )
     return FeedForward.dense(width)

@@ -15,7 +15,8 @@ def count(name: str, value: object, *, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ShapeError(f"{name} = {value!r}: give a whole number of at least {least}")
     if not least <= value <= LARGEST_COUNT:
-        raise ShapeError(f"{name} = {value}: give a whole number from {least} to {LARGEST_COUNT:.0e}")
+        given = value if value.bit_length() <= 64 else "a number of more than 64 bits"
+        raise ShapeError(f"{name} = {given}: give a whole number from {least} to {LARGEST_COUNT:.0e}")
     return value
 
 

@@ -138,4 +138,7 @@ def tuned_from(role: str, table: Mapping[str, object]) -> Tuned:
     for key in table:
         if key not in TUNABLE:
             raise ShapeError(f"{role}: unknown key {key!r}{nearest(key, TUNABLE)}; keys are {', '.join(TUNABLE)}")
+        idle = (key == "route_scale" and role != Role.EXPERT_DOWN) or (key == "init_std" and role in VECTOR_ROLES)
+        if idle and table[key] is not None:
+            raise ShapeError(f"{key} = {table[key]!r} has no meaning for {role}: leave it out")
     return Tuned(**table)  # type: ignore[arg-type]  # each value is checked when made

@@ -32,9 +32,8 @@ def grid(config: RunConfig, axes: Mapping[str, Sequence[object]]) -> tuple[GridP
     """Every combination of the axes' values over ``config``: {"reference.hyper.lr": [1e-3, 2e-3], "seed": [0, 1]}."""
     points: dict[str, GridPoint] = {}
     for combination in itertools.product(*(list(values) for values in axes.values())):
-        changed, values = config, tuple((key, str(value)) for key, value in zip(axes, combination, strict=True))
-        for key, value in values:
-            changed = override(changed, f"{key}={value}")
+        values = tuple((key, str(value)) for key, value in zip(axes, combination, strict=True))
+        changed = override(config, *(f"{key}={value}" for key, value in values))
         point = GridPoint(changed.fingerprint, values, changed)
         if point.id in points:
             raise RunError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +29,12 @@ class TextTask:
     z_loss: float = 0.0
     epochs: str = "single"
 
+    def __post_init__(self) -> None:
+        count("task.sequence", self.sequence)
+        real("task.z_loss", self.z_loss, positive=False)
+        if self.epochs not in ("single", "repeat"):
+            raise RunError(f"task.epochs = {self.epochs!r}: give 'single' or 'repeat'")
+
     def tokens_per_row(self) -> int:
         """Tokens that one row of a batch counts for."""
         return self.sequence
@@ -43,6 +50,14 @@ class PictureTask:
     patch: int = 4
     text_length: int = 64
     text_dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name in ("size", "frames", "patch", "text_length"):
+            count(f"task.{name}", getattr(self, name))
+        if self.size % self.patch:
+            raise RunError(f"task.patch = {self.patch} must divide task.size = {self.size}")
+        if real("task.text_dropout", self.text_dropout, positive=False) >= 1:
+            raise RunError(f"task.text_dropout = {self.text_dropout}: give a number from 0 up to, not including, 1")
 
     def tokens_per_row(self) -> int:
         """Patches of one picture or clip."""
@@ -79,6 +94,11 @@ class RunConfig:
             count(name, getattr(self, name))
         if self.clip is not None:
             real("clip", self.clip)
+        real("bias_rate", self.bias_rate, positive=False)
+        count("seed", self.seed, least=0)
+        for name in ("name", "device"):
+            if not isinstance(getattr(self, name), str) or not getattr(self, name):
+                raise RunError(f"{name} = {getattr(self, name)!r}: give a name")
         if self.precision not in ("float32", "bfloat16"):
             raise RunError(f"precision = {self.precision!r}: give 'float32' or 'bfloat16'")
         if self.budget.batch_tokens % (self.task.tokens_per_row() * self.accumulate):
@@ -126,27 +146,42 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def override(config: RunConfig, assignment: str) -> RunConfig:
-    """A config with one key changed: ``budget.steps=300``, ``shape.feed_forward=8e2a@64``, ``compile=true``."""
-    key, equals, text = assignment.partition("=")
-    if not equals:
-        raise RunError(f"override {assignment!r}: write key=value, such as budget.steps=300")
-    changed: RunConfig = _set(config, key.strip().split("."), text.strip(), key.strip())
+def override(config: RunConfig, *assignments: str) -> RunConfig:
+    """A config with some keys changed: ``budget.steps=300``, ``shape.feed_forward=8e2a@64``, ``compile=true``.
+
+    All of them together make the new config, so their order does not matter.
+    """
+    changes: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals:
+            raise RunError(f"override {assignment!r}: write key=value, such as budget.steps=300")
+        *parents, last = key.strip().split(".")
+        at = changes
+        for parent in parents:
+            at = at.setdefault(parent, {})
+            if not isinstance(at, dict):
+                raise RunError(f"override {key!r}: {parent!r} is given as a whole and in parts; give one of them")
+        at[last] = text.strip()
+    changed: RunConfig = _changed(config, changes, "")
     return changed
 
 
-def _set(value: Any, path: list[str], text: str, key: str) -> Any:
+def _changed(value: Any, changes: dict[str, Any], prefix: str) -> Any:
     names = [entry.name for entry in dataclasses.fields(value)]
-    if path[0] not in names:
-        raise RunError(
-            f"override {key!r}: no key {path[0]!r}{nearest(path[0], names)}; keys here are {', '.join(names)}"
-        )
-    current = getattr(value, path[0])
-    if len(path) > 1:
-        if not dataclasses.is_dataclass(current):
-            raise RunError(f"override {key!r}: {path[0]!r} has no keys below it")
-        return dataclasses.replace(value, **{path[0]: _set(current, path[1:], text, key)})
-    return dataclasses.replace(value, **{path[0]: _parse(current, text, key)})
+    new: dict[str, Any] = {}
+    for name, change in changes.items():
+        key = f"{prefix}{name}"
+        if name not in names:
+            raise RunError(f"override {key!r}: no key {name!r}{nearest(name, names)}; keys here are {', '.join(names)}")
+        current = getattr(value, name)
+        if not isinstance(change, dict):
+            new[name] = _parse(current, change, key)
+        elif dataclasses.is_dataclass(current):
+            new[name] = _changed(current, change, f"{key}.")
+        else:
+            raise RunError(f"override {key!r}: {name!r} has no keys below it")
+    return dataclasses.replace(value, **new)
 
 
 def _parse(current: Any, text: str, key: str) -> Any:
@@ -155,10 +190,16 @@ def _parse(current: Any, text: str, key: str) -> Any:
     if dataclasses.is_dataclass(current):
         raise RunError(f"override {key!r}: give one of its keys, such as {key}.{dataclasses.fields(current)[0].name}")
     words = {"true": True, "false": False, "none": None}
-    if text.lower() in words:
+    if isinstance(current, bool):
+        if words.get(text.lower()) is None:
+            raise RunError(f"override {key}={text}: give true or false")
         return words[text.lower()]
+    if isinstance(current, Mapping | list | tuple):
+        raise RunError(f"override {key!r}: a table or list; write it in a recipe of your own")
     if isinstance(current, str):
         return text
+    if text.lower() in words:
+        return words[text.lower()]
     for kind in (int, float):
         try:
             return kind(text)

@@ -225,4 +225,7 @@ def pick_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise RunError(f"device = {name!r}: this machine or this torch has no CUDA; give device=cpu or device=auto")
-    return torch.device(name)
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise RunError(f"device = {name!r}: give auto, cpu, cuda or cuda:N") from None
