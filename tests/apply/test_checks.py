@@ -155,18 +155,19 @@ def test_a_model_without_multipliers_passes_too() -> None:
 
 
 @pytest.fixture(scope="module")
-def width_check() -> CheckResult:
-    return mue.check(language_model_setup, "groups", steps=1)
+def groups_check() -> CheckResult:
+    return mue.check(language_model_setup, "groups", steps=2)
 
 
-def test_report_files(width_check: CheckResult, tmp_path: Path) -> None:
-    data, picture = write(width_check, tmp_path)
+def test_report_files(groups_check: CheckResult, tmp_path: Path) -> None:
+    data, picture = write(groups_check, tmp_path)
     read = json.loads(data.read_text())
     assert read["ok"] is True
     assert [axis["axis"] for axis in read["axes"]] == ["groups"]
+    assert all(len(p["changes"]) == groups_check.steps for role in read["axes"][0]["roles"] for p in role["points"])
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["check.json", "check.png"]
-    assert any("ok: every role" in part for part in tables(width_check) if isinstance(part, str))
+    assert any("ok: every role" in part for part in tables(groups_check) if isinstance(part, str))
 
 
 def test_points_of_ones_own() -> None:

@@ -20,6 +20,7 @@ from complete_mue.apply.observe import Observation, observe
 from complete_mue.apply.realized import Finding, realized
 from complete_mue.apply.setup import Setup, built
 from complete_mue.layout import Reference, Role
+from complete_mue.layout.numbers import count
 from complete_mue.plan.plan import Plan
 from complete_mue.plan.transfer import transfer
 from complete_mue.rules.catalog import Rules
@@ -32,12 +33,17 @@ _DOWN = (Role.DENSE_DOWN, Role.SHARED_DOWN, Role.EXPERT_DOWN)
 
 @dataclass(frozen=True)
 class Measured:
-    """One role at one point: size at init, change after the steps, update size against the paper's formula."""
+    """One role at one point: size at init, change after each step, update size against the paper's formula."""
 
     size: float
-    change: float
+    changes: tuple[float, ...]  # after 1, 2, …, k steps
     formula: float  # E|dW x| / (lr * fan-in * E|x|) of one step; constant along every axis (Eq. base-update-scale)
     uneven: float  # largest over smallest expert's update; 1 without experts
+
+    @property
+    def change(self) -> float:
+        """After all steps."""
+        return self.changes[-1]
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,7 @@ def check(
 
     ``points`` replaces the built-in shapes of a single axis, for a model of one's own (with its ``reference``).
     """
+    count("steps", steps)
     reference = reference or small_reference()
     axes = [axes] if isinstance(axes, str) else list(axes)
     results, findings, seen = [], [], set()
@@ -144,21 +151,18 @@ def _measure(build: Callable[[Plan], Setup], plan: Plan, steps: int) -> _Observe
     start = {b.name: b.parameter.detach().clone() for b in binding}
     with observe(model, binding) as before, torch.no_grad():
         setup.loss(model, 0)
-    first: Observation | None = None
+    after: list[Observation] = []
     for step in range(steps):
         setup.optimizer.zero_grad()
         setup.loss(model, step).backward()
         setup.optimizer.step()
         if setup.scheduler is not None:
             setup.scheduler.step()
-        if step == 0:
-            with observe(model, binding, start) as first, torch.no_grad():
-                setup.loss(model, 0)
-    with observe(model, binding, start) as after, torch.no_grad():
-        setup.loss(model, 0)
-    assert first is not None, "at least one step"
+        with observe(model, binding, start) as seen, torch.no_grad():
+            setup.loss(model, 0)
+        after.append(seen)
     roles = {
-        role: _role(role, plan, binding, before, first, after)
+        role: _role(role, plan, binding, before, after)
         for role in dict.fromkeys(b.spec.role for b in binding)
         if any(b.name in before.products for b in binding if b.spec.role is role)
     }
@@ -166,29 +170,27 @@ def _measure(build: Callable[[Plan], Setup], plan: Plan, steps: int) -> _Observe
     return _Observed(roles, factor, variation)
 
 
-def _role(
-    role: Role, plan: Plan, binding: Binding, before: Observation, first: Observation, after: Observation
-) -> Measured:
+def _role(role: Role, plan: Plan, binding: Binding, before: Observation, after: list[Observation]) -> Measured:
     # Sizes are stated at the reference's residual multiplier and global learning rate, so that depth and batch compare.
     depth, lr = plan.ratios.depth, plan.hyper.lr / plan.reference.hyper.lr
     members = [b for b in binding if b.spec.role is role and b.name in before.products]
     formulas, uneven = [], [1.0]
     for b in members:
-        seen = first.products[b.name]
+        seen = after[0].products[b.name]
         fan_in = b.parameter.shape[b.spec.axes.index(b.spec.fan_in)] if b.spec.fan_in else 1
         predicted = b.row.lr * fan_in * seen.mean_input
         formulas.append(seen.change / predicted if predicted else math.nan)
-        moved = [expert.change for expert in after.experts.get(b.name, {}).values() if expert.entries]
+        moved = [expert.change for expert in after[-1].experts.get(b.name, {}).values() if expert.entries]
         uneven += [max(moved) / min(moved)] if len(moved) > 1 and min(moved) > 0 else []
     if role in _BRANCH and any(key[0] is role for key in before.branches):
         keys = [key for key in before.branches if key[0] is role]
         size = _mean([_rms(before.branches[key]) * depth for key in keys])
-        change = _mean([_rms(after.branches[key] - before.branches[key]) * depth for key in keys])
+        changes = [_mean([_rms(a.branches[key] - before.branches[key]) * depth for key in keys]) for a in after]
     else:
         scale = [b.spec.multiplier * (depth if role is Role.SHARED_DOWN else 1.0) for b in members]
         size = _mean([before.products[b.name].size * m for b, m in zip(members, scale, strict=True)])
-        change = _mean([after.products[b.name].change * m for b, m in zip(members, scale, strict=True)])
-    return Measured(size, change / lr, _mean(formulas), max(uneven))
+        changes = [_mean([a.products[b.name].change * m for b, m in zip(members, scale, strict=True)]) for a in after]
+    return Measured(size, tuple(change / lr for change in changes), _mean(formulas), max(uneven))
 
 
 def _routing(seen: Observation, experts: int) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from complete_mue.layout.tensors import Role
 from complete_mue.plan.plan import Plan
 
 NAME = "hf"
-CHECKED = "transformers 5.22.2 on CPU (tiny models of each family named below, torch.optim.AdamW)"
+CHECKED = "transformers 5.22.0 on CPU (tiny models of each family named below, torch.optim.AdamW)"
 SUMMARY = "JSON: optimizer defaults and parameter groups by name pattern, for stock Hugging Face models"
 
 FAMILIES = (

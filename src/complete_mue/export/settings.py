@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from complete_mue.errors import TransferError
 from complete_mue.layout.notation import FeedForward
 from complete_mue.layout.tensors import Role
-from complete_mue.plan.export import headline
 from complete_mue.plan.fold import fold
 from complete_mue.plan.plan import Plan
+from complete_mue.plan.render import headline
 from complete_mue.plan.row import Multiplier, Row
 
 WIDTH = 118

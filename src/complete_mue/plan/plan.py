@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from complete_mue.layout.tensors import Role
 from complete_mue.plan.data import read_dict, read_json, to_dict, to_json
 from complete_mue.plan.explain import explain
-from complete_mue.plan.export import to_csv, to_markdown, to_rich, to_text
+from complete_mue.plan.render import to_csv, to_markdown, to_rich, to_text
 from complete_mue.plan.row import Row
 from complete_mue.plan.table import PlanTable
 

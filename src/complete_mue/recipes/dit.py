@@ -8,7 +8,7 @@ from complete_mue.train.config import PictureTask, RunConfig
 
 
 def dit_tiny(layout: str = "dense") -> RunConfig:
-    """About a minute on two CPU cores: width 64, four layers, captioned scenes of 32 pixels."""
+    """A minute or two on two CPU cores: width 64, four layers, captioned scenes of 32 pixels."""
     reference = Reference(
         ModelShape(64, 4, FeedForward.dense(64), head_dim=16),
         Budget(batch_tokens=32 * 64, steps=400),

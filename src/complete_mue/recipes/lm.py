@@ -7,7 +7,7 @@ from complete_mue.train.config import RunConfig, TextTask
 
 
 def lm_tiny(layout: str = "dense") -> RunConfig:
-    """About a minute on two CPU cores: width 64, four layers, bytes of Python's standard library."""
+    """A minute or two on two CPU cores: width 64, four layers, bytes of Python's standard library."""
     reference = Reference(
         ModelShape(64, 4, FeedForward.dense(64), head_dim=16),
         Budget(batch_tokens=16 * 128, steps=400),

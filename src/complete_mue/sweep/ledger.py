@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from complete_mue.errors import FileError
-from complete_mue.storage import read_json, remove_parts, write_json
+from complete_mue.storage import read_json, write_json
 
 FORMAT = 1
 
@@ -75,7 +75,3 @@ class Ledger:
         finally:
             for handle in held.values():
                 os.close(handle)
-
-    def tidy(self) -> None:
-        """Remove what killed processes left half-written."""
-        remove_parts(self._records)

@@ -17,7 +17,6 @@ class Cost:
     """Per token of training, and bytes of a whole run's states."""
 
     flops_per_token: float
-    weights: int
     state_bytes: int
 
     @classmethod
@@ -25,7 +24,7 @@ class Cost:
         """6 FLOPs per active weight and token, attention's products, and fp32 weights, gradients and two moments."""
         active = shape.parameters.active + embedding
         attention = 12 * shape.depth * shape.width * sequence
-        return cls(6 * active + attention, parameters, 16 * parameters)
+        return cls(6 * active + attention, 16 * parameters)
 
 
 def peak_flops(device: torch.device) -> float | None:
