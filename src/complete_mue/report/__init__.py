@@ -1,0 +1,27 @@
+"""Reads the records of a sweep and shows whether the transfer held. Reads records, never models; needs no torch.
+
+records     what the sweep left on disk
+fit         the optimum of one loss curve
+curves      optimum, drift and regret of one target, with errors from the seeds
+speedup     steps of the reference for one step of the target, to the same loss
+verdict     what it means, in plain words
+summary     all of it for one sweep: ``summarize(folder)``
+tables, pictures -> svg, html, plots, files     for the terminal, the page, PNG, JSON, CSV, Markdown
+"""
+
+from complete_mue.report.fit import Basin, Optimum, optimum_of
+from complete_mue.report.records import find_sweeps, read_sweep
+from complete_mue.report.speedup import Speedup, speedup_curves
+from complete_mue.report.summary import Summary, summarize
+
+__all__ = [
+    "Basin",
+    "Optimum",
+    "Speedup",
+    "Summary",
+    "find_sweeps",
+    "optimum_of",
+    "read_sweep",
+    "speedup_curves",
+    "summarize",
+]

@@ -1,0 +1,24 @@
+"""Names and counts as people read them."""
+
+from __future__ import annotations
+
+LABELS = {"lr": "learning rate", "weight_decay": "weight decay", "init_std": "init std"}
+UNITS = {"lm": "nats", "dit": "in loss"}  # of a loss: cross-entropy, or the flow-matching error
+
+
+def label(hyper: str) -> str:
+    """A hyperparameter in words."""
+    return LABELS.get(hyper, hyper)
+
+
+def short_count(n: float) -> str:
+    """``12.3k``, ``1.5M``, ``6.3B``."""
+    for limit, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if n >= limit:
+            return f"{n / limit:.3g}{letter}"
+    return f"{n:g}"
+
+
+def with_unit(what: str, unit: str) -> str:
+    """``final loss (nats)``; a loss without a unit of its own goes without."""
+    return f"{what} ({unit})" if unit == "nats" else what

@@ -1,0 +1,197 @@
+"""Tables, pictures and files of a report, and the command that writes them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from complete_mue.cli import app
+from complete_mue.errors import FileError
+from complete_mue.report import summarize
+from complete_mue.report.files import report_markdown
+from complete_mue.report.html import report_html
+from complete_mue.report.pictures import Axis, pictures
+from complete_mue.report.tables import csv_text, markdown, plain, tables
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def parent(sweep_folder: Write, tmp_path: Path) -> Path:
+    """Three synthetic sweeps in one folder: complete, unfinished with an open edge, and scaling."""
+    sweep_folder("a", other_drifts={"sp": {"8e2a": 1.0, "16e4a": 2.0, "64e16a": 2.8}}, hypers=("lr", "weight_decay"))
+    sweep_folder("b", name="b", missing=lambda t, r, v: t == "64e16a" and v > 0.01, seeds=1)
+    sweep_folder("c", name="c", grid=(0.008,))
+    return tmp_path
+
+
+def test_the_command_writes_a_report(parent: Path) -> None:
+    result = CliRunner().invoke(app, ["report", str(parent)], env={"COLUMNS": "100"})
+    assert result.exit_code == 0, result.output
+    assert "the dense optimum (0.008) served all 3 layouts" in result.output
+    assert "3 of 28 runs are missing" in result.output
+    names = {path.name for path in parent.glob("report*")}
+    assert {"report.html", "report.json", "report.csv", "report.md"} <= names
+    assert {"report-synthetic-lr.png", "report-synthetic-speedup.png", "report-c-scaling.png"} <= names
+    for path in parent.glob("*.png"):
+        assert path.read_bytes().startswith(b"\x89PNG")
+    report = json.loads((parent / "report.json").read_text())
+    assert [sweep["name"] for sweep in report["sweeps"]] == ["synthetic", "b", "c"]
+    assert report["goals"] == {"drift": 0.5, "regret": 0.01}
+
+
+def test_json_on_stdout_is_the_file(parent: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [
+        sys.executable,
+        "-m",
+        "complete_mue",
+        "report",
+        str(parent / "a"),
+        str(parent / "b"),
+        "--json",
+        "--out",
+        str(out),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == json.loads((out / "report.json").read_text())
+    assert "wrote" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nowhere"], "no such folder"),
+        (["a", "b"], "say where the report goes with --out"),
+        (["a/ledger"], "no sweep.json"),
+    ],
+)
+def test_errors_are_one_line(parent: Path, arguments: list[str], says: str) -> None:
+    command = [sys.executable, "-m", "complete_mue", "report", *(str(parent / name) for name in arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert says in done.stderr
+
+
+def test_an_out_folder_that_cannot_be_is_refused(parent: Path) -> None:
+    result = CliRunner().invoke(app, ["report", str(parent / "a"), "--out", str(parent / "a" / "sweep.json" / "x")])
+    assert isinstance(result.exception, FileError)
+
+
+def test_torch_is_not_imported(parent: Path) -> None:
+    code = (
+        "import sys; from complete_mue.report import summarize; from complete_mue.report.html import report_html;"
+        f"report_html([summarize({str(parent / 'a')!r})]);"
+        "assert not {'torch', 'numpy', 'matplotlib'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_tables_name_the_place_of_every_number(parent: Path) -> None:
+    for name in "abc":
+        summary = summarize(parent / name)
+        data = summary.to_dict()
+        pieces = [p for table in tables(summary) for row in table.rows for cell in row.cells for p in cell if p.path]
+        assert len(pieces) > 10
+        for piece in pieces:
+            value = data
+            for part in piece.path.split("."):
+                value = value[int(part)] if isinstance(value, list) else value[part]
+            assert value == piece.value
+
+
+def test_markdown_and_csv_hold_the_tables(parent: Path) -> None:
+    summary = summarize(parent / "a")
+    text = report_markdown([summary])
+    for table in tables(summary):
+        assert markdown(table) in text
+        body = markdown(table).splitlines()[2:]
+        assert {line.count("|") for line in body if line} == {len(table.headings) + 1}
+    rows = list(csv.DictReader(io.StringIO(csv_text((summary, summarize(parent / "c"))))))
+    curves = [curve for scan in summary.scans for curve in scan.curves]
+    scanned = [row for row in rows if row["hyper"] and row["sweep"] == "synthetic"]
+    assert len(scanned) == len(curves)
+    assert [float(row["regret"]) for row in scanned] == [curve.regret for curve in curves]
+
+
+def test_an_open_edge_shows_as_a_bound(sweep_folder: Write) -> None:
+    summary = summarize(sweep_folder(drifts={"64e16a": 5.0}))
+    row = tables(summary)[0].rows[1]
+    assert plain(row.cells[2]).startswith("≥ ")
+    assert plain(row.cells[3]).startswith("≥ +")
+    assert plain(row.cells[4]).startswith("≥ ")
+
+
+def test_pictures_hold_what_was_measured(sweep_folder: Write) -> None:
+    folder = sweep_folder(diverged=lambda t, r, v: t == "8e2a" and v > 0.06, other_drifts={"sp": {"8e2a": 1.0}})
+    found = {picture.key: picture for picture in pictures(summarize(folder))}
+    assert set(found) == {"lr", "speedup", "first-steps"}
+    panels = found["lr"].panels
+    assert [panel.title for panel in panels] == ["complete_mue", "sp"]
+    for panel in panels:
+        assert panel.lines[0].name == "dense"  # the reference stands in every panel
+        assert panel.guide == (0.008, "0.008")
+        low, high = panel.x.low, panel.x.high
+        for line in panel.lines:
+            assert all(low < dot.x < high for dot in (*line.dots, *line.diverged))
+            assert line.minimum is not None
+            assert found["lr"].y.low < line.minimum.y < found["lr"].y.high
+    assert [dot.x for dot in panels[0].lines[1].diverged] == [0.064]
+    assert len(panels[0].lines[1].dots) == 6
+    assert len({line.style for line in panels[0].lines}) == len(panels[0].lines)
+
+
+def test_axis_places() -> None:
+    assert Axis("", 1, 16, (), log=True).place(4) == pytest.approx(0.5)
+    assert Axis("", 1, 16, ()).place(8.5) == pytest.approx(0.5)
+
+
+def test_text_is_escaped(sweep_folder: Write) -> None:
+    evil = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&"
+    folder = sweep_folder(title=evil, drifts={"8e2a": 0.1})
+    sweep = (folder / "sweep.json").read_text().replace('"name": "8e2a"', '"name": "<b>8e2a"')
+    (folder / "sweep.json").write_text(sweep.replace('"target": "8e2a"', '"target": "<b>8e2a"'))
+    page = report_html([summarize(folder)])
+    assert "<b>8e2a" not in page
+    assert "<img" not in page
+    assert page.count("<script") == 2
+    embedded = re.search(r'<script type="application/json" id="report">(.*?)</script>', page, re.DOTALL)
+    assert embedded is not None
+    assert json.loads(embedded[1])["sweeps"][0]["title"] == evil
+
+
+def test_the_page_names_no_other_file() -> None:
+    from complete_mue.report.page import SCRIPT, STYLE
+
+    assert not re.search(r"https?:|url\(|@import|fetch|XMLHttp", STYLE + SCRIPT)
+
+
+def test_a_sweep_without_results_still_has_a_report(sweep_folder: Write, tmp_path: Path) -> None:
+    folder = sweep_folder(missing=lambda *_: True)
+    result = CliRunner().invoke(app, ["report", str(folder)])
+    assert result.exit_code == 0, result.output
+    assert "84 of 84 runs are missing" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(("tuned", "drawn"), [(0.3, True), (0.0, False)])
+def test_a_transferred_value_off_the_grid_or_zero(sweep_folder: Write, tuned: float, drawn: bool) -> None:
+    folder = sweep_folder(drifts={"8e2a": 0.0})
+    sweep = json.loads((folder / "sweep.json").read_text())
+    sweep["reference"]["hyper"]["lr"] = tuned
+    (folder / "sweep.json").write_text(json.dumps(sweep))
+    summary = summarize(folder)
+    assert summary.scans[0].curves[1].says == "no result at the transferred value"
+    panel = pictures(summary)[0].panels[0]
+    assert (panel.guide is not None) == drawn
+    assert panel.guide is None or panel.x.low < panel.guide[0] < panel.x.high
+    assert "<svg" in report_html([summary])
