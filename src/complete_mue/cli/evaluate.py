@@ -1,0 +1,215 @@
+"""`mue eval`, `mue export` and `mue speedup`."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from complete_mue.cli.app import app, need_torch
+from complete_mue.errors import RunError
+
+STOCK = "hf:"
+
+
+@app.command("eval")
+def eval_command(
+    checkpoint: Annotated[
+        str | None,
+        typer.Argument(metavar="[RUN|hf:PATH]", help="A language model's run directory, or a Hugging Face model."),
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Folder of the evaluation sets: NAME.jsonl or NAME.jsonl.xz.")
+    ] = None,
+    tasks: Annotated[str | None, typer.Option("--tasks", help="Some of the 13, such as mmlu,arc_easy.")] = None,
+    shots: Annotated[int, typer.Option("--shots", min=0, help="Examples before each question.")] = 5,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="Only the first so many questions of each task.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for the results. Default: RUN/eval.")] = None,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")] = "auto",
+    precision: Annotated[
+        str, typer.Option("--precision", help="auto (the run's own on CUDA), float32 or bfloat16.")
+    ] = "auto",
+    batch_tokens: Annotated[
+        int | None, typer.Option("--batch-tokens", min=1, help="Tokens per batch. Default: 65536 on CUDA, 4096 on CPU.")
+    ] = None,
+    requests_out: Annotated[
+        Path | None, typer.Option("--requests-out", help="Write the questions to a file; no model is needed.")
+    ] = None,
+    requests: Annotated[
+        Path | None,
+        typer.Option(
+            "--requests", help="Answer such a file, without lm-evaluation-harness, into OUT/answers.jsonl.xz."
+        ),
+    ] = None,
+    answers: Annotated[Path | None, typer.Option("--answers", help="Score such answers; no model is needed.")] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="hf: run the code that the model's folder brings.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Score a language model on the paper's 13 tasks, through lm-evaluation-harness, on local files.
+
+    Finished tasks are kept: the same command goes on where it was stopped.
+
+    Example:  mue eval runs/moe --data evals --tasks arc_easy,piqa --limit 100
+
+    Where the model's machine has no harness:  mue eval --data evals --requests-out q.xz,
+    there  mue eval runs/moe --requests q.xz,  back here  mue eval --data evals --answers answers.jsonl.xz --out results
+    """
+    need_torch("mue eval")
+    names = None if tasks is None else tasks.split(",")
+    with _progress() as (progress, said):
+        if requests_out is not None:
+            _ask(requests_out, _given(data, "--data"), names, shots, limit, said)
+            return
+        if requests is not None:
+            run = Path(_given(checkpoint, "a run's directory"))
+            _answer(run, requests, out or run / "eval", device, precision, batch_tokens, progress)
+            return
+        if answers is not None:
+            from complete_mue.evals.run import evaluate_answers
+
+            report = evaluate_answers(answers, _given(data, "--data"), _given(out, "--out"), names, said)
+        else:
+            report = _evaluate(
+                _given(checkpoint, "a run's directory or hf:PATH"), _given(data, "--data"), names, shots, limit, out,
+                device, precision, batch_tokens, trust_remote_code, progress, said,
+            )  # fmt: skip
+    print(jsonlib.dumps(report.to_dict(), indent=2) if json else report.to_text())
+
+
+def _given(value: Any, what: str) -> Any:
+    if value is None:
+        raise RunError(f"give {what} (see `mue eval --help`)")
+    return value
+
+
+def _ask(
+    path: Path, data: Path, names: list[str] | None, shots: int, limit: int | None, said: Callable[[str], None]
+) -> None:
+    from complete_mue.evals.harness import need_harness
+    from complete_mue.evals.requests import build, write_requests
+    from complete_mue.evals.tasks import select
+
+    need_harness()
+    chosen, questions = select(names), 0
+    built = []
+    for task in chosen:
+        said(f"{task.title}: {shots}-shot")
+        built.append(build(task, data, shots, limit))
+        questions += len(built[-1].questions)
+    write_requests(path, {"shots": shots, "limit": limit}, built)
+    print(f"{questions:,} questions of {len(chosen)} tasks in {path}")
+
+
+def _answer(
+    run: Path, requests: Path, out: Path, device: str, precision: str, batch_tokens: int | None, progress: Any
+) -> None:
+    from complete_mue.evals.requests import answer_requests
+    from complete_mue.evals.run import open_run
+
+    if str(run).startswith(STOCK):
+        raise RunError(f"{run} with --requests: only our runs can answer without the harness; leave --requests out")
+    scorer, model = open_run(run, device=device, precision=precision, batch_tokens=batch_tokens)
+    answer_requests(requests, out / "answers.jsonl.xz", scorer, model, progress)
+    print(f"answers in {out / 'answers.jsonl.xz'}")
+
+
+def _evaluate(
+    checkpoint: str, data: Path, names: list[str] | None, shots: int, limit: int | None, out: Path | None,
+    device: str, precision: str, batch_tokens: int | None, trust_remote_code: bool, progress: Any,
+    said: Callable[[str], None],
+) -> Any:  # fmt: skip
+    from complete_mue.evals.harness import adapter, need_harness, stock_adapter
+    from complete_mue.evals.run import Settings, evaluate_model, folder_checksum, open_run
+    from complete_mue.evals.tasks import select
+
+    need_harness()
+    chosen, settings = select(names), Settings(data, shots, limit)
+    if checkpoint.startswith(STOCK):
+        path = checkpoint.removeprefix(STOCK)
+        if not Path(path).is_dir():
+            raise RunError(f"{checkpoint}: no such folder; give a Hugging Face model's folder after {STOCK}")
+        lm = stock_adapter(path, device, trust_remote_code)
+        model = {"name": path, "weights": folder_checksum(Path(path))}
+        return evaluate_model(lambda task: lm, model, chosen, settings, out or Path(path) / "eval", said)
+    run = Path(checkpoint)
+    scorer, model = open_run(run, device=device, precision=precision, batch_tokens=batch_tokens)
+    lm = adapter(scorer, progress)
+    return evaluate_model(lambda task: lm, model, chosen, settings, out or run / "eval", said)
+
+
+@contextmanager
+def _progress() -> Iterator[tuple[Callable[[str], Callable[[int, int], None]], Callable[[str], None]]]:
+    """A bar of questions answered, and a line per task, on stderr."""
+    import sys
+
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True, highlight=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not sys.stderr.isatty(), transient=True) as bar:
+
+        def progress(what: str) -> Callable[[int, int], None]:
+            for earlier in bar.task_ids:
+                bar.remove_task(earlier)
+            task = bar.add_task(what, total=None)
+
+            def tick(done: int, total: int) -> None:
+                bar.update(task, completed=done, total=total)
+
+            return tick
+
+        yield progress, lambda text: console.print(text)
+
+
+@app.command("export")
+def export_command(
+    run: Annotated[Path, typer.Argument(help="A language model's run directory.")],
+    hf: Annotated[Path, typer.Option("--hf", help="A new folder for the Hugging Face model.")],
+) -> None:
+    """Write a language model as a Hugging Face folder: safetensors, config, tokenizer and modeling code.
+
+    The plan's multipliers are folded into the weights. Load it with
+    AutoModelForCausalLM.from_pretrained(DIR, trust_remote_code=True).
+
+    Example:  mue export runs/moe --hf exported/moe
+    """
+    need_torch("mue export")
+    from complete_mue.train.huggingface import export_huggingface
+
+    print(f"wrote {export_huggingface(run, hf)}")
+
+
+@app.command("speedup")
+def speedup_command(
+    reference: Annotated[Path, typer.Argument(metavar="RUN_A", help="The run compared with, such as the dense one.")],
+    target: Annotated[Path, typer.Argument(metavar="RUN_B", help="The run in question, such as the MoE.")],
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for JSON and picture. Default: RUN_B.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Convergence speedup: steps of RUN_A over steps of RUN_B to the same smoothed loss, in their stable phases.
+
+    Example:  mue speedup runs/dense runs/moe
+    """
+    need_torch("mue speedup")
+    from complete_mue.evals.speedup import compare, draw, to_dict, to_text
+    from complete_mue.storage import write_json
+
+    found = compare(reference, target)
+    folder = out or target
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "speedup.json", to_dict(found))
+    picture = draw(found, folder / "speedup.png")
+    print(jsonlib.dumps(to_dict(found), indent=2) if json else to_text(found))
+    if not json:
+        print(
+            f"wrote {folder / 'speedup.json'}" + (f" and {picture}" if picture else "; no picture without matplotlib")
+        )

@@ -1,0 +1,62 @@
+"""Two run directories with a known ratio, through the command line."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from complete_mue.errors import RunError
+from complete_mue.evals.speedup import compare
+from complete_mue.recipes import recipe
+from complete_mue.train.config import override
+
+
+def write_run(folder: Path, layout: str, speed: float, *overrides: str) -> Path:
+    """A run whose loss is one curve with its time stretched by ``speed``."""
+    config = override(recipe(f"lm_tiny:{layout}"), "budget.steps=4000", *overrides)
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config.to_dict()))
+    rnd = random.Random(layout)
+    losses = [2 + 3 * (speed * (step + 1)) ** -0.3 + rnd.gauss(0, 0.01) for step in range(4000)]
+    lines = [json.dumps({"step": step, "loss": loss}) for step, loss in enumerate(losses)]
+    (folder / "metrics.jsonl").write_text("\n".join(lines))
+    return folder
+
+
+def mue(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "complete_mue", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_known_ratio_is_recovered(tmp_path: Path) -> None:
+    dense, moe = write_run(tmp_path / "dense", "dense", 1.0), write_run(tmp_path / "moe", "16e4a", 2.5)
+    done = mue("speedup", str(dense), str(moe), "--out", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "out/speedup.json").read_text())
+    assert found["median"] == pytest.approx(2.5, rel=0.01)
+    assert f"{found['median']:.2f}x fewer steps" in done.stdout
+    assert found["target"] == "lm_tiny-16e4a"
+    # Only steps at full learning rate: between warmup (4 %) and decay (the last 20 %).
+    assert min(found["reference_steps"]) >= 160
+    assert max(found["reference_steps"]) <= 3200
+    if "no picture" not in done.stdout:
+        assert (tmp_path / "out/speedup.png").read_bytes().startswith(b"\x89PNG")
+    assert compare(moe, dense).median == pytest.approx(1 / 2.5, rel=0.01)
+
+
+def test_runs_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
+    dense = write_run(tmp_path / "dense", "dense", 1.0)
+    other = write_run(tmp_path / "other", "16e4a", 2.5, "task.sequence=64")
+    empty = write_run(tmp_path / "empty", "16e4a", 2.5)
+    (empty / "metrics.jsonl").unlink()
+    far = write_run(tmp_path / "far", "16e4a", 1e6)
+    for run, message in ((other, "different tasks"), (empty, "no losses"), (far, "no loss that both reach")):
+        with pytest.raises(RunError, match=message):
+            compare(dense, run)
