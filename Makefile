@@ -10,7 +10,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 .PHONY: quickstart test test-slow test-tools lint types format clean
 
 quickstart: $(VENV)/.core
-	$(BIN)/mue plan examples/lm_reference.toml examples/lm_large.toml
+	$(BIN)/mue quickstart
 
 test: $(VENV)/.dev lint types
 	$(PYTEST) -m "not slow"
@@ -21,7 +21,7 @@ test-slow: $(VENV)/.dev
 # Exports read back with the tools they are for, data through its optional libraries; --no-deps keeps torch as it is.
 test-tools: $(VENV)/.dev
 	$(PIP) --no-deps -r tests/tools.txt
-	$(PYTEST) tests/export tests/data
+	$(PYTEST) tests/export tests/data tests/evals
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -38,7 +38,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.core: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) -e .
+	$(PIP) -e ".[torch,plots]"
 	touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python

@@ -10,7 +10,6 @@ of one shape are timed in turns, and each row is the median of its repeats; a ro
 from __future__ import annotations
 
 import gc
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor
 
+from complete_mue.bench.machine import machine
 from complete_mue.bench.records import DENSE, DENSE_COMPILED, FIGURES, BenchResult, BenchRow
 from complete_mue.errors import KernelError, ShapeError, nearest
 from complete_mue.kernels.dispatch import KERNELS, KernelInfo, kernel_module, list_kernels
@@ -110,7 +110,7 @@ def run(
     figures = figures or (("width", "capacity", "granularity") if on_cpu else ("capacity", "granularity"))
     todo = shapes or [case for figure in figures for case in cases(figure, torch.device(device).type)]
     rows: list[BenchRow] = []
-    machine = _machine(torch.device(device))
+    where = machine(torch.device(device))
     blocks: dict[tuple[object, ...], Callable[..., Tensor]] = {}
     with _progress_bar(len(todo), progress) as advance, _many_compilations():
         for case in todo:
@@ -121,8 +121,8 @@ def run(
             )
             _free()
             advance("", 1)
-            each(BenchResult(tuple(rows), machine, repeats))
-    return BenchResult(tuple(rows), machine, repeats)
+            each(BenchResult(tuple(rows), where, repeats))
+    return BenchResult(tuple(rows), where, repeats)
 
 
 # -- what is timed ------------------------------------------------------------------------------------------
@@ -335,13 +335,6 @@ def _short(problem: BaseException) -> str:
     """The first line of an error, so that a row stays a row."""
     text = str(problem).strip().splitlines() or [""]
     return f"{type(problem).__name__}: {text[0]}"[:200]
-
-
-def _machine(device: torch.device) -> dict[str, str]:
-    if device.type == "cuda":
-        return {"device": torch.cuda.get_device_name(device), "torch": f"torch {torch.__version__}"}
-    threads = torch.get_num_threads()
-    return {"device": f"{platform.machine()} CPU, {threads} threads", "torch": f"torch {torch.__version__}"}
 
 
 @contextmanager

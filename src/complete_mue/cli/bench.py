@@ -72,3 +72,81 @@ def bench_moe_command(
         path = draw or result.write(folder)
         notes.print(f"wrote {path}")
         notes.print(f"wrote {result.plot(path.with_suffix('.png'))}")
+
+
+@bench.command("sweep")
+def bench_sweep_command(
+    layout: Annotated[list[str] | None, typer.Option("--layout", help="Default: dense and 64e4a.")] = None,
+    replicas: Annotated[
+        list[int] | None, typer.Option("--replicas", "-k", min=1, help="Runs in one program. Default: 1 and 9.")
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="cuda, cpu (a smaller model, one thread) or auto.")] = "auto",
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Timed intervals of five steps; the median.")] = 8,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the config, as `mue train` does.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for sweep.json.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Time K runs fused in one program against one run at a time: total tokens per second.
+
+    Example:  mue bench sweep --device cpu -k 1 -k 4
+    """
+    need_torch("mue bench")
+    from rich.console import Console
+
+    from complete_mue.bench.sweep import LAYOUTS, SweepBench, run
+
+    notes = Console(stderr=True, highlight=False)
+
+    def each(so_far: SweepBench) -> None:
+        row = so_far.rows[-1]
+        kind = "recorded" if row.recorded else "plain"
+        notes.print(f"{row.layout} K={row.replicas} {kind}: {row.ms_per_step:.1f} ms/step")
+        if out:
+            so_far.write(out)
+
+    result = run(layout or LAYOUTS, replicas or (1, 9), device, intervals=repeats, overrides=overrides or (), each=each)
+    if json:
+        print(jsonlib.dumps(result.to_dict(), indent=1))
+    else:
+        Console(highlight=False).print(result.table())
+    if out:
+        notes.print(f"wrote {result.write(out)}")
+
+
+@bench.command("train")
+def bench_train_command(
+    recipe: Annotated[
+        str | None,
+        typer.Argument(metavar="[RECIPE[:LAYOUT]]", help="Measure this recipe. Default: the trainer's own cost."),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", help="accumulate=8, budget.batch_tokens=131072, …")
+    ] = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Timed steps of a recipe, after three to warm up.")] = 20,
+    turns: Annotated[int, typer.Option("--turns", min=1, help="Turns of ten steps, of the trainer's own cost.")] = 12,
+    device: Annotated[str, typer.Option("--device", help="cuda, cpu or auto.")] = "auto",
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for train.json.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Time training: the trainer against a minimal loop (no RECIPE), or a recipe's tokens/s, utilisation and memory.
+
+    Example:  mue bench train lm_tiny:16e4a --steps 10 --device cpu
+    """
+    need_torch("mue bench")
+    from rich.console import Console
+
+    from complete_mue.bench.train import compare, measure
+
+    notes = Console(stderr=True, highlight=False)
+    if recipe is None:
+        result = compare(turns=turns)
+    else:
+        result = measure(recipe, overrides or (), steps=steps, device=device, report=notes.print)
+    if json:
+        print(jsonlib.dumps(result.to_dict(), indent=1))
+    else:
+        Console(highlight=False).print(result.table())
+    if out:
+        notes.print(f"wrote {result.write(out)}")

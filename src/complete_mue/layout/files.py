@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from complete_mue.errors import FileError, MueError, nearest
 from complete_mue.layout.notation import FeedForward
 from complete_mue.layout.numbers import LARGEST_COUNT, count, real
-from complete_mue.layout.reference import Hyper, Reference, tuned_from
+from complete_mue.layout.reference import TUNABLE, Hyper, Reference, tuned_from
 from complete_mue.layout.shape import Budget, ModelShape
 from complete_mue.layout.tensors import Role
 
@@ -197,3 +197,30 @@ def read_target(path: str | Path) -> tuple[ModelShape, Budget]:
     document = _Document(Path(path))
     document.no_others("shape", "budget", "hyper", "tuned")
     return _shape(document), _budget(document)
+
+
+def reference_toml(reference: Reference, notes: Sequence[str] = ()) -> str:
+    """A reference as the text of a TOML file that ``read_reference`` reads back; ``notes`` go on top as comments."""
+    shape, hyper = reference.shape, reference.hyper
+    if not isinstance(shape.feed_forward, FeedForward):
+        raise FileError("a reference with one block per layer cannot be written as TOML: give one block for all layers")
+    tables: dict[str, dict[str, object]] = {
+        "shape": {
+            "width": shape.width, "depth": shape.depth, "feed_forward": shape.feed_forward.with_widths,
+            "dense_layers": shape.dense_layers or None, "head_dim": shape.head_dim,
+        },
+        "budget": {"batch_tokens": reference.budget.batch_tokens, "steps": reference.budget.steps},
+        "hyper": {
+            "lr": hyper.lr, "weight_decay": hyper.weight_decay, "init_std": hyper.init_std, "betas": list(hyper.betas),
+            "eps": hyper.eps, "route_scale": reference.route_scale,
+        },
+    }  # fmt: skip
+    for role, tuned in reference.tuned.items():
+        tables[f"tuned.{role.value}"] = {name: getattr(tuned, name) for name in TUNABLE}
+    lines = [f"# {note}" for note in notes]
+    for name, table in tables.items():
+        lines += ["", f"[{name}]"]
+        for key, value in table.items():
+            if value is not None:
+                lines.append(f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {value!r}")
+    return "\n".join(lines).lstrip() + "\n"

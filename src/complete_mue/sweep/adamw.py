@@ -1,10 +1,13 @@
-"""AdamW on K replicas at once: every parameter is [K, ...], every hyperparameter a vector of K.
+"""AdamW on K replicas at once: every parameter is [K, ...], every hyperparameter has one value per replica.
 
-The arithmetic and its order are torch.optim.AdamW's, so that a replica's trajectory is its solo run's.
+The arithmetic and its order are torch.optim.AdamW's, so that a replica's trajectory is its solo run's. All parameters
+live side by side in one buffer of rows, short enough that each row belongs to one parameter of one replica: a step is a
+dozen operations on whole buffers with one setting per row, however many parameters there are.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -23,59 +26,97 @@ class ReplicaSettings:
 
 
 class ReplicaAdamW:
-    """AdamW and clipping, replica by replica; replicas marked as dead stay where they are."""
+    """AdamW and clipping, replica by replica; replicas marked as dead stay where they are.
+
+    The parameters' and gradients' storage is moved into this optimizer's buffers. ``compiled`` makes one kernel of a
+    step's operations.
+    """
 
     def __init__(
-        self, parameters: Mapping[str, nn.Parameter], settings: Mapping[str, ReplicaSettings], betas: Tensor
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        settings: Mapping[str, ReplicaSettings],
+        betas: Tensor,
+        *,
+        max_norm: float | None = None,
+        compiled: bool = False,
     ) -> None:
-        self.parameters, self.settings = dict(parameters), dict(settings)
+        self.max_norm = max_norm
         self.betas = betas  # [2, K]
-        self.steps = 0
-        self.first = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
-        self.second = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
+        self.steps = torch.zeros((), dtype=betas.dtype, device=betas.device)
+        replicas, sizes = betas.shape[1], [parameter[0].numel() for parameter in parameters.values()]
+        row = math.gcd(*sizes)
+        rows = torch.tensor([size // row for size in sizes for _ in range(replicas)])
+
+        def spread(values: list[Tensor]) -> Tensor:
+            """One value per parameter and replica -> one per row, [rows, 1]."""
+            return torch.stack(values).flatten().repeat_interleave(rows.to(betas.device)).unsqueeze(-1)
+
+        given = [settings[name] for name in parameters]
+        self.lr = spread([s.lr for s in given])
+        self.weight_decay = spread([s.weight_decay for s in given])
+        self.eps = spread([s.eps for s in given])
+        self.folded = spread([s.folded for s in given])
+        replica = torch.arange(replicas, device=betas.device)
+        self.replica = spread([replica for _ in given]).squeeze(-1)
+        self.membership = (self.replica == replica[:, None]).to(betas.dtype)  # [K, rows]
+        self.weights = self._buffer(list(parameters.values()), row)
+        self.grads, self.first, self.second = (torch.zeros_like(self.weights) for _ in range(3))
+        self._views(list(parameters.values()))
+        self._advance = torch.compile(_advance, dynamic=True) if compiled else _advance
+
+    @staticmethod
+    def _buffer(parameters: list[nn.Parameter], row: int) -> Tensor:
+        return torch.cat([parameter.detach().flatten() for parameter in parameters]).view(-1, row)
+
+    def _views(self, parameters: list[nn.Parameter]) -> None:
+        """Parameters and their gradients become views into the buffers."""
+        first = 0
+        for parameter in parameters:
+            last = first + parameter.numel()
+            parameter.data = self.weights.flatten()[first:last].view(parameter.shape)
+            parameter.grad = self.grads.flatten()[first:last].view(parameter.shape)
+            first = last
 
     @torch.no_grad()
-    def clip(self, max_norm: float) -> Tensor:
-        """Scale each replica's gradients to at most ``max_norm``; returns the norms [K]."""
-        total = torch.zeros_like(self.betas[0])
-        for name, parameter in self.parameters.items():
-            if parameter.grad is not None:
-                norm = torch.linalg.vector_norm(parameter.grad.flatten(1), dim=1).to(total.dtype)
-                total += (norm * self.settings[name].folded).square()
-        total = total.sqrt()
-        scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
-        for parameter in self.parameters.values():
-            if parameter.grad is not None:
-                parameter.grad.mul_(_along(scale, parameter))
-        return total
+    def step(self, factor: Tensor, alive: Tensor) -> Tensor | None:
+        """Clip, then one step at ``factor`` times each learning rate, for the replicas that are ``alive`` [K].
 
-    @torch.no_grad()
-    def step(self, factor: float, alive: Tensor) -> None:
-        """One step at ``factor`` times each learning rate; ``alive`` [K] says which replicas still train."""
+        Returns the gradients' norms [K] before clipping, if they are clipped; gradients become zero.
+        """
+        norms, scale = None, torch.ones_like(self.betas[0])
+        if self.max_norm is not None:
+            squares = (torch.linalg.vector_norm(self.grads, dim=1).to(scale.dtype) * self.folded[:, 0]).square()
+            norms = torch.where(self.membership > 0, squares, 0).sum(1).sqrt()
+            scale = torch.clamp(self.max_norm / (norms + 1e-6), max=1.0)
         self.steps += 1
         beta1, beta2 = self.betas
         correction1, correction2 = 1 - beta1**self.steps, (1 - beta2**self.steps).sqrt()
-        for name, parameter in self.parameters.items():
-            if parameter.grad is None:
-                continue
-            given, first, second = self.settings[name], self.first[name], self.second[name]
-            lr = given.lr * factor
-            grad = torch.where(_along(alive, parameter), parameter.grad, 0)
-            shrink = torch.where(alive, 1 - lr * given.weight_decay, 1.0)
-            parameter.mul_(_along(shrink, parameter))
-            first.lerp_(grad, _along(1 - beta1, parameter))
-            second.mul_(_along(beta2, parameter)).addcmul_(_along(1 - beta2, parameter) * grad, grad)
-            denominator = (second.sqrt() / _along(correction2, parameter)).add_(_along(given.eps, parameter))
-            size = torch.where(alive, lr / correction1, 0.0)
-            parameter.sub_(_along(size, parameter) * (first / denominator))
-
-    def zero_grad(self) -> None:
-        """Drop the gradients."""
-        for parameter in self.parameters.values():
-            parameter.grad = None
+        per_replica = torch.stack([beta1, beta2, correction1, correction2, scale])[:, self.replica].unsqueeze(-1)
+        self._advance(
+            self.weights, self.grads, self.first, self.second, self.lr * factor, self.weight_decay, self.eps,
+            per_replica, alive[self.replica].unsqueeze(-1),
+        )  # fmt: skip
+        self.grads.zero_()
+        return norms
 
 
-def _along(values: Tensor, parameter: Tensor) -> Tensor:
-    """[K] -> [K, 1, ...], in the parameter's dtype (masks stay masks)."""
-    values = values if values.dtype == torch.bool else values.to(parameter.dtype)
-    return values.view(-1, *(1,) * (parameter.dim() - 1))
+def _advance(
+    weights: Tensor,
+    grads: Tensor,
+    first: Tensor,
+    second: Tensor,
+    lr: Tensor,
+    weight_decay: Tensor,
+    eps: Tensor,
+    per_replica: Tensor,
+    alive: Tensor,
+) -> None:
+    """One AdamW step of all rows [rows, row], in place; settings are [rows, 1] in float64."""
+    beta1, beta2, correction1, correction2, scale = per_replica
+    grad = torch.where(alive, grads * scale.to(grads.dtype), 0)
+    weights.mul_(torch.where(alive, 1 - lr * weight_decay, 1.0).to(weights.dtype))
+    first.lerp_(grad, (1 - beta1).to(first.dtype))
+    second.mul_(beta2.to(second.dtype)).addcmul_((1 - beta2).to(second.dtype) * grad, grad)
+    denominator = (second.sqrt() / correction2.to(second.dtype)).add_(eps.to(second.dtype))
+    weights.sub_(torch.where(alive, lr / correction1, 0.0).to(weights.dtype) * (first / denominator))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,49 +21,72 @@ from complete_mue.errors import RunError
 from complete_mue.models import DiffusionTransformer, LanguageModel
 from complete_mue.nn.router import Routing
 from complete_mue.sweep.adamw import ReplicaAdamW, ReplicaSettings
+from complete_mue.sweep.recorded import Recorded
 from complete_mue.train.config import RunConfig
-from complete_mue.train.loop import pick_device
 from complete_mue.train.schedule import last_window
-from complete_mue.train.task import Task, build
+from complete_mue.train.task import Batch, Task, build
+from complete_mue.train.trainer import pick_device
 
 
 @dataclass(frozen=True)
 class FusedResult:
-    """One replica's run: its loss at every step (until it diverged), and the last-window mean (None if it diverged)."""
+    """One replica's run: its loss at every step (until it diverged), and the last-window mean (None if it diverged).
+
+    ``load_variation`` is that of the experts' load in the last step, averaged over layers; None without experts.
+    """
 
     losses: tuple[float, ...]
     loss: float | None
     diverged: int | None
+    load_variation: float | None = None
+
+
+Report = Callable[[int, list[float]], None]
 
 
 def train_fused(
     configs: Sequence[RunConfig],
     *,
     dtype: torch.dtype = torch.float32,
-    report: Callable[[int, list[float]], None] = lambda step, losses: None,
+    graph: bool = True,
+    report: Report = lambda step, losses: None,
 ) -> tuple[list[FusedResult], nn.Module]:
-    """Train all configs together; returns their results and the model, whose parameters are [K, ...]."""
+    """Train all configs together; returns their results and the model, whose parameters are [K, ...].
+
+    ``report`` gets the step and the losses [K] of every ``log_every``-th step. On a GPU, ``graph`` records a step once
+    and replays it, so that the host's pace does not matter.
+    """
     _check_alike(configs)
     first, device = configs[0], pick_device(configs[0].device)
     tasks = [build(config) for config in _data_configs(configs)]
+    tasks[0].check_holds(first.budget)
     model = _bare_model(first, tasks[0], len(configs)).to(device, dtype)
     optimizer = _prepare(model, configs)
-    forward = torch.compile(model) if first.compile else model
+    losses_of = _losses(first, tasks[0], model)
+    if first.compile:
+        model.run_layer.compile()  # type: ignore[union-attr,operator]
     alive = torch.ones(len(configs), dtype=torch.bool, device=device)
-    schedule, history = first.schedule, []
-    for step in range(first.budget.steps):
-        loss = _backward(first, tasks, forward, device, dtype, step)
-        alive &= loss.isfinite()
-        if first.clip is not None:
-            optimizer.clip(first.clip)
-        optimizer.step(schedule.factor(step), alive)
-        optimizer.zero_grad()
-        history.append(loss.detach())
+
+    def advance(batch: Batch, factor: Tensor) -> tuple[Tensor, list[Routing]]:
+        loss, routings, loads = _backward(first, losses_of, batch, len(tasks) > 1)
+        alive.logical_and_(loss.isfinite())
+        optimizer.step(factor, alive)
+        _balance(first, model, loads)
+        return loss, routings
+
+    take = Recorded(advance) if graph and device.type == "cuda" else advance
+    steps = first.budget.steps
+    factors = torch.tensor([first.schedule.factor(step) for step in range(steps)], dtype=torch.float64, device=device)
+    history: list[Tensor] = []
+    routings: list[Routing] = []
+    for step, batch in enumerate(_placed_batches(tasks, steps, device, dtype)):
+        loss, routings = take(batch, factors[step])
+        history.append(loss.clone())
         if step % first.log_every == 0:
             report(step, loss.tolist())
             if not bool(alive.any()):
                 break
-    return _results(torch.stack(history), first.budget.steps), model
+    return _results(torch.stack(history), steps, routings), model
 
 
 _MAY_DIFFER = ("name", "reference", "seed", "rules", "betas")
@@ -100,7 +123,8 @@ def _bare_model(config: RunConfig, task: Task, replicas: int) -> nn.Module:
     if isinstance(solo, LanguageModel):
         return LanguageModel(config.shape, solo.vocab, **options)  # type: ignore[arg-type]
     assert isinstance(solo, DiffusionTransformer)
-    return DiffusionTransformer(config.shape, solo.channels, solo.patch, text_vocab=solo.text_vocab, **options)  # type: ignore[arg-type]
+    text = {"text_vocab": solo.text_vocab, "text_features": solo.text_features}
+    return DiffusionTransformer(config.shape, solo.channels, solo.patch, **text, **options)  # type: ignore[arg-type]
 
 
 def _prepare(model: nn.Module, configs: Sequence[RunConfig]) -> ReplicaAdamW:
@@ -126,31 +150,77 @@ def _prepare(model: nn.Module, configs: Sequence[RunConfig]) -> ReplicaAdamW:
 
     settings = {name: collect([bound[name] for bound in bindings]) for name in parameters}
     betas = torch.stack([vector([config.plan.hyper.betas[i] for config in configs]) for i in range(2)])
-    return ReplicaAdamW(parameters, settings, betas)
+    compiled = configs[0].compile and device.type == "cuda"
+    return ReplicaAdamW(parameters, settings, betas, max_norm=configs[0].clip, compiled=compiled)
+
+
+Losses = Callable[..., tuple[Tensor, Tensor, list[Routing]]]
+
+
+def _losses(config: RunConfig, task: Task, model: nn.Module) -> Losses:
+    """batch -> losses [K], what routers add to them [K], and where each routed layer sent its tokens."""
+
+    def losses_of(*batch: Tensor) -> tuple[Tensor, Tensor, list[Routing]]:
+        routings: list[Routing] = []
+        with torch.autocast(batch[0].device.type, torch.bfloat16, enabled=config.precision == "bfloat16"):
+            loss = task.loss(model, batch, routings)
+        extra = sum((routing.auxiliary_loss() for routing in routings), start=torch.zeros_like(loss))
+        return loss, extra, routings
+
+    return losses_of
+
+
+def _placed_batches(tasks: list[Task], steps: int, device: torch.device, dtype: torch.dtype) -> Iterator[Batch]:
+    """Every step's batch on the device, [rows, ...] where replicas share it, else [K, rows, ...]."""
+
+    def place(step: int) -> Batch:
+        batches = [task.batch(step) for task in tasks]
+        parts = batches[0] if len(batches) == 1 else tuple(torch.stack(column) for column in zip(*batches, strict=True))
+        pinned = [part.pin_memory() if device.type == "cuda" else part for part in parts]
+        return tuple(p.to(device, dtype if p.is_floating_point() else None, non_blocking=True) for p in pinned)
+
+    return map(place, range(steps))
 
 
 def _backward(
-    config: RunConfig, tasks: list[Task], forward: nn.Module, device: torch.device, dtype: torch.dtype, step: int
-) -> Tensor:
-    """Gradients of all replicas; their losses [K]. Replicas share no weight, so the sum keeps them apart."""
-    batches = [task.batch(step) for task in tasks]
-    parts = batches[0] if len(batches) == 1 else tuple(torch.stack(column) for column in zip(*batches, strict=True))
-    placed = [part.to(device, dtype if part.is_floating_point() else None) for part in parts]
+    config: RunConfig, losses_of: Losses, batch: Batch, apart: bool
+) -> tuple[Tensor, list[Routing], list[Tensor]]:
+    """Gradients of all replicas over the micro-batches: losses [K], the last routings, and where loads matter, loads.
+
+    Replicas share no weight, so the gradient of the sum keeps them apart.
+    """
+    total = torch.zeros((), device=batch[0].device)
     routings: list[Routing] = []
-    with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bfloat16"):
-        loss = tasks[0].loss(forward, tuple(placed), routings)
-    total = loss.sum() + sum(
-        (routing.auxiliary_loss().sum() for routing in routings), start=torch.zeros((), device=device)
-    )
-    total.backward()
-    return loss.detach()
+    loads: list[Tensor] = []
+    for part in zip(*(tensor.chunk(config.accumulate, dim=1 if apart else 0) for tensor in batch), strict=True):
+        loss, extra, routings = losses_of(*part)
+        ((loss + extra) / config.accumulate).sum().backward()
+        total = total + loss.detach() / config.accumulate
+        if config.bias_rate and config.router.selection_bias:
+            now = [routing.load for routing in routings]
+            loads = [one + two for one, two in zip(loads, now, strict=True)] if loads else now
+    return total, routings, loads
 
 
-def _results(history: Tensor, steps: int) -> list[FusedResult]:
+def _balance(config: RunConfig, model: nn.Module, loads: list[Tensor]) -> None:
+    """Loss-free balancing, where it is on, by the load of the whole step."""
+    if loads:
+        routed = [layer.feed_forward for layer in model.layers if layer.feed_forward.spec.groups]  # type: ignore[union-attr]
+        for block, load in zip(routed, loads, strict=True):
+            block.update_bias(load, config.bias_rate)
+
+
+def _results(history: Tensor, steps: int, routings: list[Routing]) -> list[FusedResult]:
     results = []
-    for losses in history.T.double().tolist():
+    variations: list[float | None] = [None] * history.shape[1]
+    if routings:
+        variations = torch.stack([routing.load_variation for routing in routings]).mean(0).tolist()
+    for losses, uneven in zip(history.T.double().tolist(), variations, strict=True):
         broken = next((step for step, loss in enumerate(losses) if not math.isfinite(loss)), None)
         kept = tuple(losses if broken is None else losses[:broken])
         window = kept[steps - last_window(steps) :]
-        results.append(FusedResult(kept, None if broken is not None else sum(window) / len(window), broken))
+        if broken is None:
+            results.append(FusedResult(kept, sum(window) / len(window), None, uneven))
+        else:
+            results.append(FusedResult(kept, None, broken, None))
     return results

@@ -1,52 +1,147 @@
-"""A grid: one recipe's config with some keys varied, as points with stable ids.
+"""A sweep as data: targets x rule sets x values of hyperparameters x seeds, as points with stable ids.
 
 The id of a point is the fingerprint of its config: the same point has the same id in every sweep, on every machine, and
-whatever else the grid holds.
+whatever else the sweep holds. Values are those of the dense reference, before the transfer, so that a perfect transfer
+has one optimum for all targets.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from complete_mue.errors import RunError
-from complete_mue.train.config import RunConfig, override
+from complete_mue.errors import RunError, nearest
+from complete_mue.train.config import RunConfig, TextTask
+
+FORMAT = 1
+HYPERS = ("lr", "weight_decay", "init_std")
+OWN_RULES = "complete_mue"
 
 
 @dataclass(frozen=True)
-class GridPoint:
-    """One run of a sweep: its id, the values that make it differ, and its whole config."""
+class Target:
+    """What the reference is transferred to: a complete config, and its place along the figure's axis."""
+
+    name: str
+    x: float | None
+    config: RunConfig
+
+
+@dataclass(frozen=True)
+class Scan:
+    """Values of one hyperparameter of the reference."""
+
+    hyper: str
+    values: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if self.hyper not in HYPERS:
+            raise RunError(f"hyperparameter {self.hyper!r}{nearest(self.hyper, HYPERS)}: give one of {list(HYPERS)}")
+        if not self.values or len(set(self.values)) != len(self.values):
+            raise RunError(f"values of {self.hyper}: {list(self.values)}: give at least one, each once")
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """One run: its id, what makes it differ, and its whole config. ``hypers`` are the scans it belongs to."""
 
     id: str
-    values: tuple[tuple[str, str], ...]
+    target: str
+    rules: str
+    seed: int
+    hypers: tuple[tuple[str, float], ...]
     config: RunConfig
 
     @property
     def label(self) -> str:
-        """``shape.feed_forward=8e2a, seed=1``."""
-        return ", ".join(f"{key}={value}" for key, value in self.values)
+        """``16e4a, lr 0.008, sp``."""
+        name, value = self.hypers[0]
+        return f"{self.target}, {name} {value:g}" + ("" if self.rules == OWN_RULES else f", {self.rules}")
 
 
-def grid(config: RunConfig, axes: Mapping[str, Sequence[object]]) -> tuple[GridPoint, ...]:
-    """Every combination of the axes' values over ``config``: {"reference.hyper.lr": [1e-3, 2e-3], "seed": [0, 1]}."""
-    points: dict[str, GridPoint] = {}
-    for combination in itertools.product(*(list(values) for values in axes.values())):
-        values = tuple((key, str(value)) for key, value in zip(axes, combination, strict=True))
-        changed = override(config, *(f"{key}={value}" for key, value in values))
-        point = GridPoint(changed.fingerprint, values, changed)
-        if point.id in points:
-            raise RunError(
-                f"grid: {point.label!r} and {points[point.id].label!r} are the same run: "
-                "give each value of an axis once"
-            )
-        points[point.id] = point
-    return tuple(points.values())
+@dataclass(frozen=True)
+class Sweep:
+    """A figure: its first target is the reference itself, which is the same under every rule set."""
+
+    name: str
+    title: str
+    axis: str
+    scale: str
+    targets: tuple[Target, ...]
+    scans: tuple[Scan, ...]
+    rules: tuple[str, ...] = (OWN_RULES,)
+    seeds: tuple[int, ...] = (0,)
+
+    def __post_init__(self) -> None:
+        names = [target.name for target in self.targets]
+        if not names or len(set(names)) != len(names):
+            raise RunError(f"targets of {self.name!r}: {names}: give at least one, each name once")
+        if not self.rules or not self.seeds or not self.scans:
+            raise RunError(f"sweep {self.name!r}: give at least one rule set, one seed and one scan")
+
+    @property
+    def reference(self) -> Target:
+        """The tuned model."""
+        return self.targets[0]
+
+    def points(self) -> tuple[SweepPoint, ...]:
+        """Every run once, also where several scans share it."""
+        found: dict[str, SweepPoint] = {}
+        for scan in self.scans:
+            for target in self.targets:
+                for rules in (OWN_RULES,) if target is self.reference else self.rules:
+                    for value in scan.values:
+                        for seed in self.seeds:
+                            self._add(found, scan.hyper, value, target, rules, seed)
+        return tuple(found.values())
+
+    @staticmethod
+    def _add(found: dict[str, SweepPoint], hyper: str, value: float, target: Target, rules: str, seed: int) -> None:
+        given = target.config.reference
+        reference = dataclasses.replace(given, hyper=dataclasses.replace(given.hyper, **{hyper: value}))
+        config = dataclasses.replace(target.config, reference=reference, rules=rules, seed=seed)
+        point = found.get(config.fingerprint)
+        if point is not None and (point.target, point.rules) != (target.name, rules):
+            raise RunError(f"targets {point.target!r} and {target.name!r} are the same run: give each once")
+        hypers = (*(point.hypers if point else ()), (hyper, value))
+        found[config.fingerprint] = SweepPoint(config.fingerprint, target.name, rules, seed, hypers, config)
+
+    def to_dict(self, command: str, request: dict[str, Any]) -> dict[str, Any]:
+        """What ``sweep.json`` holds; ``request`` is what was asked for, so that a finished sweep knows it is."""
+        hyper = self.reference.config.reference.hyper
+        return {
+            "format": FORMAT,
+            "name": self.name,
+            "title": self.title,
+            "axis": self.axis,
+            "task": "lm" if isinstance(self.reference.config.task, TextTask) else "dit",
+            "scale": self.scale,
+            "command": command,
+            "request": request,
+            "reference": {"target": self.reference.name, "hyper": {name: getattr(hyper, name) for name in HYPERS}},
+            "targets": [_described(target) for target in self.targets],
+            "points": [
+                {"id": p.id, "target": p.target, "rules": p.rules, "hyper": name, "value": value, "seed": p.seed}
+                for p in self.points()
+                for name, value in p.hypers
+            ],
+        }
 
 
-def fusible(points: Sequence[GridPoint]) -> Iterator[tuple[GridPoint, ...]]:
+def _described(target: Target) -> dict[str, Any]:
+    shape, budget, stable = target.config.shape, target.config.budget, target.config.schedule.stable
+    return {
+        "name": target.name, "x": target.x, "active": shape.parameters.active, "total": shape.parameters.total,
+        "width": shape.width, "depth": shape.depth, "batch_tokens": budget.batch_tokens, "steps": budget.steps,
+        "stable": [stable.start, stable.stop],
+    }  # fmt: skip
+
+
+def fusible(points: Sequence[SweepPoint]) -> Iterator[tuple[SweepPoint, ...]]:
     """Points in groups that can train in one program: one shape, task, budget and attention scale each."""
-    groups: dict[tuple[object, ...], list[GridPoint]] = {}
+    groups: dict[tuple[object, ...], list[SweepPoint]] = {}
     for point in points:
         c = point.config
         same = (c.task, c.shape, c.budget, c.warmup, c.clip, c.precision, c.compile, c.accumulate, c.qk_norm, c.router)

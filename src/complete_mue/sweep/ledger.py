@@ -58,7 +58,7 @@ class Ledger:
         return [p for p in points if p not in done or (retry_failed and self.read(p).get("status") == "failed")]
 
     @contextmanager
-    def claim(self, points: Iterable[str]) -> Iterator[list[str]]:
+    def claim(self, points: Iterable[str], *, retry_failed: bool = False) -> Iterator[list[str]]:
         """Claim what nobody else works on and nobody has finished; the claims end with the block, or the process."""
         held: dict[str, int] = {}
         try:
@@ -70,8 +70,23 @@ class Ledger:
                     os.close(handle)
                     continue
                 held[point] = handle
-            finished = self.done()  # read after claiming: who held a point before us may have entered it
-            yield [point for point in held if point not in finished]
+            # Read after claiming: who held a point before us may have entered it.
+            yield self.open_points(held, retry_failed=retry_failed)
         finally:
             for handle in held.values():
                 os.close(handle)
+
+
+def settled(folder: str | Path, request: dict[str, Any], *, retry_failed: bool = False) -> int | None:
+    """How many points a sweep has, if it is the one asked for and all are done; None if there is work to do.
+
+    Reads files alone, so that a finished sweep is recognised without loading torch.
+    """
+    folder = Path(folder)
+    if not (folder / "sweep.json").exists():
+        return None
+    sweep = read_json(folder / "sweep.json", "sweep")
+    ids = {point["id"] for point in sweep.get("points", ())}
+    if sweep.get("request") != request or Ledger(folder).open_points(sorted(ids), retry_failed=retry_failed):
+        return None
+    return len(ids)

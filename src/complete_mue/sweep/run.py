@@ -1,0 +1,210 @@
+"""Run a sweep: what has no record yet is trained, group by group, and entered in the ledger.
+
+Only this process reads and writes the ledger. It claims a group's points before a worker gets them, so that several
+sweeps may share one folder; a worker that dies costs its group's unfinished work, which runs again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from complete_mue.errors import RunError
+from complete_mue.storage import read_json, write_json
+from complete_mue.sweep.executor import Advanced, Executor, Failed, Finished, Job
+from complete_mue.sweep.grid import Sweep, SweepPoint, fusible
+from complete_mue.sweep.ledger import Ledger
+
+_MOST_LOSSES = 5  # a point whose worker died so often is entered as failed
+_WAIT = 0.2
+
+
+@dataclass
+class Group:
+    """Points that train in one program, and how far they are."""
+
+    points: tuple[SweepPoint, ...]
+    lost: int = 0
+    step: int = 0
+    best: float | None = None
+    since: float = 0.0
+    held: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def work(self) -> float:
+        """Roughly its arithmetic."""
+        config = self.points[0].config
+        active = config.shape.parameters.active + config.shape.width * 512
+        return len(self.points) * active * config.budget.tokens
+
+    @property
+    def label(self) -> str:
+        """``16e4a · 8 runs``, with the rule set where it is one."""
+        first = self.points[0]
+        rules = {point.rules for point in self.points}
+        return f"{first.target} · {len(self.points)} runs" + (f" · {first.rules}" if len(rules) == 1 else "")
+
+
+@dataclass(frozen=True)
+class Status:
+    """Where a sweep stands."""
+
+    done: int
+    total: int
+    failed: int
+    running: tuple[Group, ...]
+    best: tuple[float, str] | None
+    seconds_left: float | None
+
+
+Show = Callable[[Status], None]
+
+
+def run(
+    sweep: Sweep,
+    folder: Path,
+    executor: Executor,
+    *,
+    command: str = "mue sweep",
+    request: dict[str, Any] | None = None,
+    replicas: Callable[[SweepPoint], int],
+    retry_failed: bool = False,
+    show: Show = lambda status: None,
+) -> Status:
+    """Train all points of ``sweep`` that ``folder`` has no record of; ``replicas`` says how many go in one program."""
+    enter(sweep, folder, command, request or {})
+    runner = _Runner(sweep, Ledger(folder), executor, replicas, retry_failed, show)
+    try:
+        return runner.run()
+    finally:
+        executor.close()
+        runner.release()
+
+
+def enter(sweep: Sweep, folder: Path, command: str, request: dict[str, Any]) -> None:
+    """Write ``sweep.json``; a folder of another sweep is refused."""
+    path = folder / "sweep.json"
+    if path.exists() and read_json(path, "sweep").get("name") != sweep.name:
+        raise RunError(f"{folder} holds another sweep ({read_json(path, 'sweep').get('name')!r}): give another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(path, sweep.to_dict(command, request))
+
+
+class _Runner:
+    def __init__(
+        self, sweep: Sweep, ledger: Ledger, executor: Executor, replicas: Callable[[SweepPoint], int],
+        retry_failed: bool, show: Show,
+    ) -> None:  # fmt: skip
+        self.ledger, self.executor, self.retry_failed, self.show = ledger, executor, retry_failed, show
+        self.points = {point.id: point for point in sweep.points()}
+        missing = set(ledger.open_points(self.points, retry_failed=retry_failed))
+        groups = [
+            Group(chunk)
+            for alike in fusible([point for point in self.points.values() if point.id in missing])
+            for chunk in _chunks(alike, max(1, replicas(alike[0])))
+        ]
+        self.waiting = deque(sorted(groups, key=lambda group: -group.work))
+        self.running: dict[int, Group] = {}
+        self.elsewhere: list[Group] = []
+        self.jobs, self.began, self.work_done = 0, time.monotonic(), 0.0
+        self.done, self.failed = len(self.points) - len(missing), 0
+        self.best: tuple[float, str] | None = None
+
+    def run(self) -> Status:
+        while self.waiting or self.running or self.elsewhere:
+            self._start()
+            if self.running:
+                for event in self.executor.events(_WAIT):
+                    self._take(event)
+            elif self.elsewhere:  # another process holds the rest: see from time to time whether it still does
+                time.sleep(_WAIT)
+                self.waiting, self.elsewhere = deque(self.elsewhere), []
+            self.show(self.status())
+        return self.status()
+
+    def release(self) -> None:
+        for group in self.running.values():
+            group.held.close()
+
+    def status(self) -> Status:
+        spent = time.monotonic() - self.began
+        shares = [group.work * group.step / group.points[0].config.budget.steps for group in self.running.values()]
+        done = self.work_done + sum(shares)
+        left = sum(group.work for group in (*self.waiting, *self.running.values(), *self.elsewhere)) - sum(shares)
+        running = tuple(self.running.values())
+        return Status(
+            self.done, len(self.points), self.failed, running, self.best, left * spent / done if done else None
+        )
+
+    def _start(self) -> None:
+        while self.waiting and self.executor.free() > 0:
+            group = self.waiting.popleft()
+            held = ExitStack()
+            ids = [point.id for point in group.points]
+            mine = held.enter_context(self.ledger.claim(ids, retry_failed=self.retry_failed))
+            others = [point for point in group.points if point.id not in mine]
+            entered = self.ledger.done()
+            self.done += sum(point.id in entered for point in others)
+            busy = tuple(point for point in others if point.id not in entered)
+            if busy:
+                self.elsewhere.append(Group(busy))
+            if not mine:
+                held.close()
+                continue
+            points = tuple(point for point in group.points if point.id in mine)
+            started = Group(points, group.lost, since=time.monotonic(), held=held)
+            self.jobs += 1
+            self.running[self.jobs] = started
+            self.executor.start(Job(self.jobs, tuple(point.config for point in points)))
+
+    def _take(self, event: Any) -> None:
+        group = self.running.get(event.number)
+        if group is None:
+            return
+        if isinstance(event, Advanced):
+            group.step = event.step + 1
+            finite = [loss for loss in event.losses if loss == loss]
+            group.best = min(finite, default=None)
+            return
+        del self.running[event.number]
+        with group.held:
+            if isinstance(event, Finished):
+                self._enter(group, event.records)
+            elif len(group.points) == 1 and isinstance(event, Failed):
+                self._enter(group, (event.record,))
+            elif isinstance(event, Failed):  # too much memory, or one bad config among good ones
+                self._halve(group)
+            elif group.lost + 1 >= _MOST_LOSSES and len(group.points) == 1:
+                reason = f"its worker died {_MOST_LOSSES} times; {event.reason}"
+                self._enter(group, ({"status": "failed", "loss": None, "error": reason},))
+            elif group.lost >= 1 and len(group.points) > 1:  # died twice: perhaps of too much memory
+                self._halve(group)
+            else:
+                self.waiting.appendleft(Group(group.points, group.lost + 1))
+
+    def _halve(self, group: Group) -> None:
+        middle = len(group.points) // 2
+        self.waiting.extendleft([Group(group.points[:middle], group.lost), Group(group.points[middle:], group.lost)])
+
+    def _enter(self, group: Group, records: tuple[dict[str, Any], ...]) -> None:
+        self.work_done += group.work
+        for point, record in zip(group.points, records, strict=True):
+            self.ledger.write(point.id, record)
+            self.done += 1
+            self.failed += record["status"] == "failed"
+            loss = record["loss"]
+            if loss is not None and (self.best is None or loss < self.best[0]):
+                self.best = (loss, point.label)
+
+
+def _chunks(points: tuple[SweepPoint, ...], size: int) -> list[tuple[SweepPoint, ...]]:
+    """Cut into as few, equal parts as ``size`` allows."""
+    parts = -(-len(points) // size)
+    cuts = [round(number * len(points) / parts) for number in range(parts + 1)]
+    return [points[a:b] for a, b in itertools.pairwise(cuts)]

@@ -1,0 +1,63 @@
+"""One group of points, trained together: configs in, records out. Runs wherever an executor puts it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from complete_mue.sweep.fused import FusedResult, train_fused
+from complete_mue.train.config import RunConfig
+from complete_mue.train.schedule import last_window
+
+BINS = 100  # a record's loss curve is the mean over at most so many spans of steps
+FIRST = 100  # and its first losses one by one
+
+Progress = Callable[[int, list[float]], None]
+
+
+def work(configs: Sequence[RunConfig], *, threads: int | None = None, report: Progress) -> list[dict[str, Any]]:
+    """Train the configs in one program and describe each as a sweep's record."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.compiler.reset()  # the last group's programs are for other shapes
+    start = time.perf_counter()
+    results, _ = train_fused(configs, report=report)
+    seconds = time.perf_counter() - start
+    return [_record(result, config, seconds, len(configs)) for result, config in zip(results, configs, strict=True)]
+
+
+def failure(problem: BaseException) -> dict[str, Any]:
+    """The record of a point that could not run."""
+    lines = str(problem).strip().splitlines() or [""]
+    return {"status": "failed", "loss": None, "error": f"{type(problem).__name__}: {lines[0]}"[:500]}
+
+
+def _record(result: FusedResult, config: RunConfig, seconds: float, fused: int) -> dict[str, Any]:
+    steps = config.budget.steps
+    return {
+        "status": "finished" if result.loss is not None else "diverged",
+        "loss": result.loss,
+        "diverged": result.diverged,
+        "error": None,
+        "steps": steps,
+        "last_window": [steps - last_window(steps), steps],
+        "seconds": round(seconds, 3),
+        "fused": fused,
+        "load_variation": result.load_variation,
+        "curve": _curve(result.losses),
+        "first": [round(loss, 5) for loss in result.losses[:FIRST]],
+    }
+
+
+def _curve(losses: Sequence[float]) -> dict[str, list[Any]]:
+    """Mean loss of spans of steps; ``step`` is where a span ends (not included)."""
+    count = min(BINS, len(losses))
+    ends = [round((number + 1) * len(losses) / count) for number in range(count)]
+    starts = [0, *ends[:-1]]
+    means = [sum(losses[a:b]) / (b - a) for a, b in zip(starts, ends, strict=True)]
+    return {"step": ends, "loss": [round(mean, 5) for mean in means]}

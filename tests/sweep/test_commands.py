@@ -1,0 +1,102 @@
+"""`mue tune`, `mue sweep`, `mue quickstart` and `mue bench sweep` as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from complete_mue.layout.files import read_reference
+
+pytest.importorskip("torch")
+
+TINY = (
+    "shape.width=16", "shape.depth=1", "shape.head_dim=8", "shape.feed_forward=dense@16", "task.sequence=16",
+    "budget.batch_tokens=64", "budget.steps=4", "betas=hold", "device=cpu",
+)  # fmt: skip
+
+
+def mue(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "complete_mue", *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=900, check=False)
+
+
+def settings(*changes: str) -> list[str]:
+    return [word for change in changes for word in ("--set", change)]
+
+
+def test_tune_then_sweep_then_report(tmp_path: Path) -> None:
+    tuned = mue(
+        "tune",
+        "lm",
+        "--hyper",
+        "lr",
+        "--span",
+        1,
+        "--executor",
+        "here",
+        *settings(*TINY),
+        "--out",
+        "tune",
+        cwd=tmp_path,
+    )
+    assert tuned.returncode == 0, tuned.stderr
+    assert "reference.toml" in tuned.stdout
+    reference = read_reference(tmp_path / "tune" / "reference.toml")
+    assert reference.shape.width == 16
+    swept = mue(
+        "sweep", "shared", "--reference", "tune/reference.toml", "--span", 1, "--executor", "here", "--rules", "sp",
+        *settings(*TINY[4:5], *TINY[-2:]), "--out", "swept", cwd=tmp_path,
+    )  # fmt: skip
+    assert swept.returncode == 0, swept.stderr
+    assert "transferred value" in swept.stdout
+    assert (tmp_path / "swept" / "report.html").exists()
+    report = mue("report", "swept", "--json", cwd=tmp_path)
+    assert report.returncode == 0, report.stderr
+    assert json.loads(report.stdout)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("sweep", "capacty"), "did you mean 'capacity'"),
+        (("sweep", "capacity", "--scale", "huge"), "give one of tiny, small, paper"),
+        (("sweep", "capacity", "--executor", "cloud"), "give one of auto, here, processes, ray"),
+        (("sweep", "capacity", "--rules", "mupp"), "did you mean 'mup'"),
+        (("sweep", "missing.toml"), "missing.toml: No such file"),
+        (("sweep", "capacity", "--address", "ray://x"), "without --executor ray"),
+        (("tune", "ml"), "give one of lm, dit"),
+        (("tune", "lm", "--hyper", "momentum"), "give one of"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    done = mue(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_bench_sweep(tmp_path: Path) -> None:
+    changes = settings("shape.width=16", "shape.depth=1", "shape.head_dim=8", "task.sequence=16")
+    done = mue(
+        "bench", "sweep", "--device", "cpu", "--layout", "8e2a", "-k", 1, "-k", 2, "--repeats", 1,
+        *changes, "--set", "budget.batch_tokens=64", "--out", "bench", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "bench" / "sweep.json").read_text())["rows"]
+    assert [row["replicas"] for row in rows] == [1, 2]
+    assert rows[1]["speedup"] == pytest.approx(rows[1]["tokens_per_second"] / rows[0]["tokens_per_second"])
+
+
+@pytest.mark.slow
+def test_quickstart(tmp_path: Path) -> None:
+    done = mue("quickstart", "--out", "quick", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "What came out" in done.stdout
+    folder = tmp_path / "quick" / "transfer"
+    assert len(list((folder / "ledger").glob("[!.]*.json"))) == 45
+    assert (folder / "report.html").exists()
+    assert read_reference(tmp_path / "quick" / "tune" / "reference.toml").shape.width == 32

@@ -1,0 +1,137 @@
+"""A sweep as data: stable ids, shared points, groups that can be fused, files and named figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+import complete_mue as mue
+
+pytest.importorskip("torch")
+
+from complete_mue.recipes import recipe
+from complete_mue.report.records import read_sweep
+from complete_mue.sweep.figures import FIGURES, SCALES, TASKS, base_config, figure, octaves, with_layout
+from complete_mue.sweep.files import read_sweep_file
+from complete_mue.sweep.grid import Scan, Sweep, Target, fusible
+from complete_mue.sweep.run import enter
+
+
+def small(*scans: Scan, **more: object) -> Sweep:
+    config = recipe("lm_tiny")
+    targets = (Target("dense", None, config), with_layout(config, "16e4a", "16e4a@16", 4))
+    return Sweep("t", "T", "axis", "tiny", targets, scans or (Scan("lr", (1e-3, 2e-3)),), **more)  # type: ignore[arg-type]
+
+
+def test_ids_are_stable_and_say_what_matters() -> None:
+    points = small().points()
+    assert len({point.id for point in points}) == 4
+    more = small(Scan("lr", (2e-3, 4e-3, 1e-3)), seeds=(1, 0)).points()
+    assert {point.id for point in points} < {point.id for point in more}
+    assert points[0].label == "dense, lr 0.001"
+    quiet = dataclasses.replace(points[0].config, log_every=3, name="other")
+    assert quiet.fingerprint == points[0].id  # neither logging nor a name changes a number
+
+
+def test_the_reference_runs_once_whatever_the_rules() -> None:
+    points = small(rules=("complete_mue", "sp", "mup")).points()
+    assert [(p.target, p.rules) for p in points].count(("dense", "complete_mue")) == 2
+    assert {p.rules for p in points if p.target == "dense"} == {"complete_mue"}
+    assert {p.rules for p in points if p.target == "16e4a"} == {"complete_mue", "sp", "mup"}
+
+
+def test_scans_share_the_tuned_point() -> None:
+    hyper = recipe("lm_tiny").reference.hyper
+    sweep = small(Scan("lr", octaves(hyper.lr, 1)), Scan("weight_decay", octaves(hyper.weight_decay, 1)))
+    points = sweep.points()
+    assert len(points) == 2 * 5
+    assert [p.hypers for p in points if len(p.hypers) > 1] == [(("lr", 0.008), ("weight_decay", 0.1))] * 2
+    listed = sweep.to_dict("mue sweep", {})["points"]
+    assert len(listed) == 12
+    assert len({point["id"] for point in listed}) == 10
+
+
+def test_mistakes() -> None:
+    config = recipe("lm_tiny")
+    with pytest.raises(mue.MueError, match="each once"):
+        Scan("lr", (1e-3, 1e-3))
+    with pytest.raises(mue.MueError, match="did you mean 'weight_decay'"):
+        Scan("weight_decya", (0.1,))
+    with pytest.raises(mue.MueError, match="same run"):
+        Sweep("t", "T", "a", "tiny", (Target("a", 1, config), Target("b", 2, config)), (Scan("lr", (1e-3,)),)).points()
+    with pytest.raises(mue.MueError, match="did you mean 'capacity'"):
+        figure("capacty", base_config("lm", "tiny"), "tiny")
+    with pytest.raises(mue.MueError, match="give one of tiny, small, paper"):
+        base_config("lm", "huge")
+
+
+def test_what_can_be_fused() -> None:
+    points = small(rules=("complete_mue", "sp"), seeds=(0, 1)).points()
+    groups = list(fusible(points))
+    assert [len(group) for group in groups] == [4, 8]
+    assert {point for group in groups for point in group} == set(points)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_figure_at_every_scale_is_a_sweep_that_the_report_reads(tmp_path: Path, task: str, scale: str) -> None:
+    base = base_config(task, scale)
+    for name in FIGURES:
+        sweep = figure(name, base, scale, rules=("complete_mue", "sp"))
+        assert sweep.reference.config == base
+        enter(sweep, tmp_path / name, "mue sweep", {})
+        read = read_sweep(tmp_path / name)
+        assert [target.name for target in read.targets] == [target.name for target in sweep.targets]
+        assert len(read.points) >= len(sweep.points())
+
+
+def test_a_tuned_reference_brings_its_shape_and_values() -> None:
+    given = base_config("lm", "tiny").reference
+    tuned = dataclasses.replace(given, hyper=dataclasses.replace(given.hyper, lr=3e-3))
+    base = base_config("lm", "small", tuned)
+    assert (base.shape, base.budget, base.reference.hyper.lr) == (given.shape, given.budget, 3e-3)
+    assert figure("activated", base, "tiny").scans[0].values == octaves(3e-3, 2)
+
+
+FILE = """
+name = "mine"
+recipe = "lm_tiny"
+overrides = ["budget.steps=20"]
+rules = ["complete_mue", "sp"]
+seeds = 2
+[scan]
+lr = [2e-3, 4e-3]
+[targets]
+"16e4a" = ["shape.feed_forward=16e4a@16"]
+wide = ["shape.width=128"]
+"""
+
+
+def test_a_grid_of_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(FILE)
+    sweep = read_sweep_file(path)
+    assert len(sweep.points()) == 2 * 2 * (1 + 2 * 2)
+    assert sweep.targets[2].config.shape.width == 128
+    assert len(read_sweep_file(path, seeds=1).points()) == 10
+    for old, new, message in (
+        ("recipe =", "recpie =", "did you mean 'recipe'"),
+        ('"lm_tiny"', '"lm_tny"', "did you mean 'lm_tiny'"),
+        ("lr = [2e-3, 4e-3]", 'lr = ["x"]', "lists of numbers"),
+        ("shape.width=128", "shape.widht=128", "did you mean 'width'"),
+        ("seeds = 2", 'seeds = "two"', "give a int"),
+        ("[scan]\nlr = [2e-3, 4e-3]", "", "no 'scan'"),
+        ('name = "mine"', "name = ", "not valid TOML"),
+    ):
+        path.write_text(FILE.replace(old, new))
+        with pytest.raises(mue.MueError, match=message):
+            read_sweep_file(path)
+
+
+def test_a_folder_of_another_sweep_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "sweep.json").write_text(json.dumps({"name": "other"}))
+    with pytest.raises(mue.MueError, match="holds another sweep"):
+        enter(small(), tmp_path, "", {})

@@ -1,0 +1,211 @@
+"""Running a sweep: every point once, whoever is killed; the second start does nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import complete_mue as mue
+
+pytest.importorskip("torch")
+
+from complete_mue.layout.files import read_reference
+from complete_mue.report.summary import summarize
+from complete_mue.sweep.executor import Executor, Here, Processes
+from complete_mue.sweep.grid import Scan, Sweep, Target
+from complete_mue.sweep.ledger import Ledger
+from complete_mue.sweep.run import run
+from complete_mue.sweep.tune import tune
+from small_sweeps import TINY, base, losses, sweep_of
+
+
+def go(sweep: Sweep, folder: Path, executor: Executor, **options: object) -> object:
+    return run(sweep, folder, executor, replicas=lambda point: 2, **options)  # type: ignore[arg-type]
+
+
+def test_executors_agree_and_nothing_runs_twice(tmp_path: Path) -> None:
+    sweep = sweep_of()
+    here = go(sweep, tmp_path / "here", Here())
+    go(sweep, tmp_path / "processes", Processes(2))
+    assert losses(tmp_path / "here") == losses(tmp_path / "processes")
+    assert (here.done, here.total, here.failed) == (6, 6, 0)  # type: ignore[attr-defined]
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "here" / "ledger").iterdir()}
+    go(sweep, tmp_path / "here", Here())
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "here" / "ledger").iterdir()} == before
+    summary = summarize(tmp_path / "here")
+    assert summary.progress.missing == 0
+    go(sweep_of(1e-3, 4e-3, 1.6e-2, 6.4e-2), tmp_path / "here", Here())  # a wider grid: the new points alone
+    kept = {path: path.stat().st_mtime_ns for path in before}
+    assert kept == before
+    assert len(losses(tmp_path / "here")) == 8
+
+
+def test_one_bad_point_fails_alone_and_can_be_retried(tmp_path: Path) -> None:
+    bad = base("task.source=missing-folder")
+    sweep = Sweep(
+        "test", "T", "a", "tiny", (Target("dense", None, base()), Target("bad", 1, bad)), (Scan("lr", (1e-3, 2e-3)),)
+    )
+    status = go(sweep, tmp_path, Processes(2))
+    assert (status.done, status.failed) == (4, 2)  # type: ignore[attr-defined]
+    records = Ledger(tmp_path).records()
+    assert sorted(record["status"] for record in records) == ["failed", "failed", "finished", "finished"]
+    assert all("missing-folder" in record["error"] for record in records if record["status"] == "failed")
+    again = go(sweep, tmp_path, Processes(1))
+    assert again.failed == 0  # type: ignore[attr-defined]  # not tried
+    assert go(sweep, tmp_path, Processes(1), retry_failed=True).failed == 2  # type: ignore[attr-defined]
+
+
+def test_a_diverging_point_is_recorded_and_leaves_the_sweep_alone(tmp_path: Path) -> None:
+    go(sweep_of(1e-3, 1e30), tmp_path, Here())
+    by_value = {record["status"] for record in Ledger(tmp_path).records()}
+    assert by_value == {"finished", "diverged"}
+    record = next(r for r in Ledger(tmp_path).records() if r["status"] == "diverged")
+    assert record["loss"] is None
+    assert record["diverged"] >= 1
+    json.dumps(record, allow_nan=False)
+
+
+def test_a_killed_worker_costs_its_unfinished_work_alone(tmp_path: Path) -> None:
+    executor, kills = Processes(2), []
+
+    def kill_two(status: object) -> None:
+        if len(kills) < 2 and executor.pids() and status.done >= 2 * len(kills):  # type: ignore[attr-defined]
+            kills.append(executor.pids()[-1])
+            os.kill(kills[-1], signal.SIGKILL)
+
+    go(sweep_of(), tmp_path, executor, show=kill_two)
+    assert len(kills) == 2
+    go(sweep_of(), tmp_path / "calm", Here())
+    assert losses(tmp_path) == losses(tmp_path / "calm")
+
+
+def test_a_point_whose_worker_always_dies_is_entered_as_failed(tmp_path: Path) -> None:
+    executor = Processes(1)
+    sweep = Sweep("test", "T", "a", "tiny", (Target("dense", None, base("budget.steps=2000")),), (Scan("lr", (1e-3,)),))
+
+    def kill(status: object) -> None:
+        for pid in executor.pids():
+            os.kill(pid, signal.SIGKILL)
+
+    go(sweep, tmp_path, executor, show=kill)
+    (record,) = Ledger(tmp_path).records()
+    assert record["status"] == "failed"
+    assert "its worker died 5 times" in record["error"]
+
+
+GRID = """
+recipe = "lm_tiny"
+overrides = [{overrides}]
+seeds = {seeds}
+[scan]
+lr = [{values}]
+[targets]
+"8e2a" = ["shape.feed_forward=8e2a@8"]
+"""
+
+
+def write_grid(path: Path, values: int, seeds: int, *more: str) -> Path:
+    overrides = ", ".join(f'"{text}"' for text in (*TINY, *more))
+    path.write_text(
+        GRID.format(overrides=overrides, seeds=seeds, values=", ".join(f"{1e-3 * 1.1**k}" for k in range(values)))
+    )
+    return path
+
+
+def mue_command(*arguments: object, **environment: str) -> list[str]:
+    return [sys.executable, "-m", "complete_mue", *map(str, arguments)]
+
+
+def test_the_second_start_of_200_points_does_nothing_without_loading_torch(tmp_path: Path) -> None:
+    grid = write_grid(tmp_path / "grid.toml", 25, 4, "budget.steps=2")
+    command = mue_command("sweep", grid, "--out", tmp_path / "out", "-k", 25)
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    assert len(Ledger(tmp_path / "out").done()) == 200
+    trap = tmp_path / "trap" / "torch"
+    trap.mkdir(parents=True)
+    (trap / "__init__.py").write_text("raise RuntimeError('torch was loaded')")
+    second = subprocess.run(
+        command,
+        env={**os.environ, "PYTHONPATH": str(trap.parent)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert second.returncode == 0, second.stderr
+    assert "nothing to do: all 200 points" in second.stdout
+
+
+@pytest.mark.slow
+def test_kill_9_twenty_times_loses_and_repeats_nothing(tmp_path: Path) -> None:
+    """Drivers and workers are killed at random moments; two sweeps share the folder half of the time."""
+    dice = random.Random(0)
+    grid = write_grid(tmp_path / "grid.toml", 8, 2, "budget.steps=60")
+    folder = tmp_path / "out"
+    command = mue_command("sweep", grid, "--out", folder, "--executor", "processes", "--workers", "2", "-k", "2")
+    seen: dict[Path, tuple[int, bytes]] = {}
+
+    def check() -> None:
+        for path, (inode, content) in seen.items():
+            assert (path.stat().st_ino, path.read_bytes()) == (inode, content), f"{path.name} was lost or written again"
+        for path in (folder / "ledger").glob("[!.]*.json") if (folder / "ledger").exists() else ():
+            seen[path] = (path.stat().st_ino, path.read_bytes())
+
+    kills = 0
+    while kills < 20:
+        drivers = [
+            subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+            for _ in range(dice.choice((1, 2)))
+        ]
+        time.sleep(dice.uniform(1, 9))
+        for driver in drivers:
+            victims = [driver.pid, *_children(driver.pid)]
+            victim = dice.choice(victims)
+            try:
+                os.kill(victim, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+            kills += 1
+            if victim != driver.pid:
+                time.sleep(dice.uniform(0, 2))
+                driver.kill()
+        for driver in drivers:
+            driver.wait()
+        check()
+    subprocess.run(command, check=True, capture_output=True, timeout=600)
+    check()
+    assert len(seen) == 2 * 8 * 2
+    assert all(json.loads(content)["status"] == "finished" for _, content in seen.values())
+
+
+def _children(pid: int) -> list[int]:
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(word) for word in path.read_text().split()] if path.exists() else []
+
+
+def test_tune_brackets_the_optimum_and_writes_a_reference(tmp_path: Path) -> None:
+    start = base("reference.hyper.lr=2e-4", "budget.steps=30")
+    folders = []
+
+    def train(sweep: Sweep, folder: Path) -> None:
+        folders.append(folder.name)
+        run(sweep, folder, Here(), replicas=lambda point: 16)
+
+    reference, found = tune(start, tmp_path, train, hypers=("lr", "lr"), span=1, seeds=(0,))
+    assert found[0].optimum.open is None  # it started far below the optimum and was widened
+    assert folders.count("1-lr") > 1
+    assert reference.hyper.lr > 1e-3
+    assert read_reference(tmp_path / "reference.toml") == reference
+    text = (tmp_path / "reference.toml").read_text()
+    assert "lr: optimum" in text
+    assert "2-lr/" in text
+    with pytest.raises(mue.MueError, match="above zero"):
+        tune(base("reference.hyper.weight_decay=0.0"), tmp_path, train, hypers=("weight_decay",))
