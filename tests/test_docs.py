@@ -88,6 +88,29 @@ def test_cpu_table_equals_the_records() -> None:
     assert [cell.strip() for cell in line.strip("| ").split("|")] == ratios
 
 
+def table(page: str, name: str) -> list[list[str]]:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8").split(f"<!-- table: {name} -->")[1].strip()
+    lines = [line for line in text.split("\n\n")[0].splitlines() if line.startswith("|")][2:]
+    return [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines]
+
+
+def test_sweep_table_equals_the_records() -> None:
+    rows = json.loads((ROOT / "docs/results/sweep/sweep.json").read_text(encoding="utf-8"))["rows"]
+    found = {(r["layout"], "recorded" if r["recorded"] else "plain", r["replicas"]): r for r in rows}
+    for layout, step, one, nine, ratio in table("sweep.md", "sweep"):
+        speeds = [found[layout, step, k]["tokens_per_second"] for k in (1, 9)]
+        assert [one, nine] == [f"{speed / 1e6:.2f} M" for speed in speeds]
+        assert ratio == f"{speeds[1] / speeds[0]:.2f}"
+
+
+def test_train_table_equals_the_records() -> None:
+    for name, steps, speed, mfu, peak in table("train.md", "train"):
+        record = json.loads((ROOT / f"docs/results/train/{name}/train.json").read_text(encoding="utf-8"))
+        (row,) = record["rows"]
+        assert [steps, speed] == [str(record["steps"]), f"{row['tokens_per_second']:,.0f}"]
+        assert [mfu, peak] == [f"{100 * row['mfu']:.1f} %", f"{row['peak_gib']:.1f}"]
+
+
 def test_rule_table_equals_the_code() -> None:
     text = (ROOT / "docs/rules.md").read_text(encoding="utf-8").split("<!-- table: complete_mue -->")[1]
     rows = [line for line in text.split("\n\n")[0].splitlines() if line.startswith("|")][2:]

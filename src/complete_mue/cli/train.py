@@ -60,12 +60,14 @@ def _dry_run(config: Any) -> None:
     with torch.device("meta"):
         task = build(config)
     parameters = sum(p.numel() for p in task.model.parameters())
-    cost = Cost.of(config.shape, parameters, task.embedding, task.sequence)
+    cost = Cost.of(config, task)
     total = cost.flops_per_token * config.budget.tokens
     print(f"{config.name}: {parameters:,} parameters, {config.budget.tokens:,} tokens in {config.budget.steps:,} steps")
+    copies = " and the experts' bfloat16 copies" if cost.state_bytes > 16 * parameters else ""
+    rows = config.rows // config.accumulate
     print(
-        f"memory {cost.state_bytes / 2**30:.2f} GiB for weights, gradients and moments in float32; "
-        "activations come on top"
+        f"memory {cost.state_bytes / 2**30:.2f} GiB for float32 weights, gradients and moments{copies}; activations of "
+        f"{rows * task.sequence:,} tokens ({config.accumulate} micro-batches of {rows} rows) come on top"
     )
     print(f"compute {cost.flops_per_token:.3g} FLOP per token, {total:.3g} FLOP in all")
     print(f"schedule warmup {config.schedule.warmup}, decay {config.schedule.decay} of {config.schedule.steps} steps")
@@ -129,9 +131,17 @@ def sample_command(
     steps: Annotated[int, typer.Option("--steps", min=1, help="Pictures: solver steps.")] = 30,
     guidance: Annotated[float, typer.Option("--guidance", help="Pictures: 1 is none.")] = 2.0,
     seed: Annotated[int, typer.Option("--seed", help="Another seed, another sample.")] = 0,
-    out: Annotated[Path | None, typer.Option("--out", help="Pictures: a .png for a grid, a .gif for video.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Pictures: a .png; video: a .gif or .mp4. Default: in the run.")
+    ] = None,
+    autoencoder: Annotated[
+        str | None, typer.Option("--autoencoder", help="Where the autoencoder of cached latents is now.")
+    ] = None,
+    text_encoder: Annotated[
+        str | None, typer.Option("--text-encoder", help="Where the text encoder of cached features is now.")
+    ] = None,
 ) -> None:
-    """Write text from a language-model run, or a grid of pictures (a GIF for video) from a diffusion run.
+    """Write text from a language-model run, or a grid of pictures (a GIF or MP4 for video) from a diffusion run.
 
     Example:  mue sample runs/lm_tiny-dense --prompt "def main(" --count 200
     """
@@ -143,6 +153,7 @@ def sample_command(
         print(write_text(config, model, prompt or "\n", count or 200, temperature, seed))
         return
     path = draw_pictures(
-        config, model, prompt, count or 16, out or run / "sample", steps=steps, guidance=guidance, seed=seed
-    )
+        config, model, prompt, count or 16, out or run / "sample", steps=steps, guidance=guidance, seed=seed,
+        autoencoder=autoencoder, text_encoder=text_encoder,
+    )  # fmt: skip
     print(f"wrote {path}")

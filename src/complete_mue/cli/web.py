@@ -1,0 +1,50 @@
+"""`mue web`."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from complete_mue.cli.app import app
+from complete_mue.errors import FileError, MueError
+
+
+@app.command("web")
+def web_command(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Sweeps to show: the folder of one, or one with several below it.")
+    ] = Path("runs"),
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen on. Default: this machine alone can reach it.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")] = 8128,
+    open_: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+) -> None:
+    """Plan in the browser, and watch sweeps as they run.
+
+    Type a reference and a target; see the table, why each number is what it is, the folded groups and a picture of the
+    block; copy TOML or Python, or share the address. The reports of DIR update while a sweep writes into it.
+
+    Example:  mue web runs --open
+    """
+    try:
+        from complete_mue.web.server import serve
+    except ModuleNotFoundError as problem:
+        if problem.name not in ("anyio", "starlette", "uvicorn"):
+            raise
+        raise MueError(f"mue web needs {problem.name}: install it with `pip install 'complete-mue[web]'`") from None
+    if folder.exists() and not folder.is_dir():
+        raise FileError(f"{folder}: a file; give the folder of a sweep, or one with several sweeps in it")
+
+    def listening(url: str) -> None:
+        print(f"Planner at {url}  (Ctrl-C ends it)", flush=True)
+        if open_:
+            import webbrowser
+
+            webbrowser.open(url)
+
+    with suppress(KeyboardInterrupt):
+        serve(folder, host, port, listening)

@@ -1,0 +1,12 @@
+"""The planner in the browser: `mue web`. Plans and reports by the same functions as the command line; needs no torch.
+
+fields      the form's parameters -> the two files of `mue plan`, read as the command line reads them
+presets     reference and target shapes to start from
+snippet     a plan as Python that makes it again
+picture     a feed-forward block as SVG, active experts lit
+answer      all that the page shows of one plan
+runs        the sweeps of a folder and their reports, live
+guard       what a request may be: host, method, sizes; and the headers of every response
+server      the routes; serve(folder, host, port)
+static/     one page, one style sheet, one script
+"""

@@ -1,0 +1,70 @@
+"""All that the page shows of one plan, as plain data. Every number is `mue plan --format json`'s."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from complete_mue.layout.tensors import Role
+from complete_mue.plan.explain import explain
+from complete_mue.plan.plan import Plan
+from complete_mue.plan.transfer import transfer
+from complete_mue.web.fields import FieldError, Specs, read
+from complete_mue.web.picture import block_svg
+from complete_mue.web.snippet import python_of
+
+
+def plan_answer(parameters: Mapping[str, str]) -> dict[str, Any]:
+    """The plan of a filled-in form, or a ``MueError`` with the command line's text."""
+    specs = read(parameters)
+    betas = parameters.get("betas") or "transfer"
+    if betas not in ("transfer", "hold"):
+        raise FieldError(f"betas={betas!r:.80}: give 'transfer' or 'hold'", "betas")
+    plan = transfer(
+        specs.reference,
+        specs.shape,
+        specs.budget,
+        rules=parameters.get("rules") or "complete_mue",
+        betas=betas,  # type: ignore[arg-type]  # one of the two, as checked
+    )
+    folded = plan.fold()
+    return {
+        "plan": plan.to_dict(),
+        "explain": {
+            "multiplier": [explain(plan, row) for row in plan.rows],
+            "folded": [explain(folded, row) for row in folded.rows],
+        },
+        "schedule": plan.ratios.schedule,
+        "reference": _reference(plan),
+        "layers": [
+            {"notation": plan.shape.label(kind), "layers": plan.shape.blocks.count(kind)} for kind in plan.shape.kinds
+        ],
+        "pictures": {"reference": _reference_picture(plan), "target": _target_picture(plan)},
+        "copy": {**_toml(specs), "python": python_of(plan)},
+    }
+
+
+def _toml(specs: Specs) -> dict[str, str]:
+    return {file.name.removesuffix(".toml"): file.text for file in specs.files}
+
+
+def _reference(plan: Plan) -> dict[str, Any]:
+    shape = plan.reference.shape
+    return {
+        "notation": str(shape.main),
+        "active_width": shape.active_width,
+        "parameters": asdict(shape.parameters),
+    }
+
+
+def _reference_picture(plan: Plan) -> str:
+    block = plan.reference.shape.main
+    base = plan.reference.base(Role.DENSE_DOWN if block.is_dense else Role.EXPERT_DOWN)
+    return block_svg(block, base.output, base.route_scale, "Reference")
+
+
+def _target_picture(plan: Plan) -> str:
+    block = plan.shape.main
+    row = plan.row(Role.DENSE_DOWN if block.is_dense else Role.EXPERT_DOWN, plan.shape.label(block))
+    return block_svg(block, row.output, row.route_scale, "Target")

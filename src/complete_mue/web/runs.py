@@ -1,0 +1,131 @@
+"""The sweeps of a folder and their reports, live: read again when a record has come, and only then.
+
+A name from a request is looked up among the sweeps that were found and never becomes a path. Links that lead out of the
+folder are refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from complete_mue.errors import FileError, MueError
+from complete_mue.report.html import report_html
+from complete_mue.report.records import LEDGER, SWEEP_FILE
+from complete_mue.report.summary import Summary, summarize
+
+LARGEST_REPORT = 64 * 2**20
+MOST_SWEEPS = 500
+DEEPEST = 3
+
+
+@dataclass(frozen=True)
+class _State:
+    """What the files looked like: changes with every record that is written."""
+
+    version: str
+    updated: float
+
+
+@dataclass
+class _Read:
+    version: str
+    summary: Summary | None = None
+    problem: str = ""
+    page: bytes | None = None
+
+
+class Runs:
+    """One folder: a sweep itself, or a folder with sweeps below it, as `mue tune` and `mue quickstart` leave them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.resolve()
+        self._read: dict[str, _Read] = {}
+        self._lock = threading.Lock()
+
+    def listing(self) -> dict[str, Any]:
+        """All sweeps with their progress; ``version`` changes whenever a report would."""
+        with self._lock:
+            return {"folder": self.folder.name, "sweeps": [self._entry(*found) for found in self._sweeps().items()]}
+
+    def report(self, name: str) -> bytes:
+        """The report page of one sweep."""
+        with self._lock:
+            folder = self._sweeps().get(name)
+            if folder is None:
+                raise FileError(f"no sweep {name!r:.80} in {self.folder.name}; choose one from the list")
+            read, _ = self._current(name, folder)
+            if read.summary is None:
+                raise FileError(read.problem)
+            if read.page is None:
+                read.page = report_html([read.summary]).encode("utf-8")
+            if len(read.page) > LARGEST_REPORT:
+                raise FileError(
+                    f"{name}: a report of {len(read.page)} bytes, more than {LARGEST_REPORT}; "
+                    f"write it to a file with `mue report {name}`"
+                )
+            return read.page
+
+    def _sweeps(self) -> dict[str, Path]:
+        """Name -> folder, by name: the place below this folder. A folder that is not there yet has none."""
+        if (self.folder / SWEEP_FILE).is_file():
+            return {self.folder.name: self.folder}
+        found = islice(_below(self.folder, DEEPEST), MOST_SWEEPS)
+        return {path.relative_to(self.folder).as_posix(): path for path in found}
+
+    def _entry(self, name: str, folder: Path) -> dict[str, Any]:
+        read, state = self._current(name, folder)
+        entry: dict[str, Any] = {"name": name, "version": read.version, "updated": state.updated if state else None}
+        if read.summary is None:
+            return {**entry, "error": read.problem}
+        return {**entry, "title": read.summary.title, "progress": asdict(read.summary.progress)}
+
+    def _current(self, name: str, folder: Path) -> tuple[_Read, _State | None]:
+        """The summary for the files as they are now, from before where nothing has changed."""
+        try:
+            state = self._state(folder)
+        except (MueError, OSError) as problem:
+            return _Read("unread", problem=self._says(problem)), None
+        if name not in self._read or self._read[name].version != state.version:
+            try:
+                self._read[name] = _Read(state.version, summarize(folder))
+            except (MueError, OSError) as problem:
+                self._read[name] = _Read(state.version, problem=self._says(problem))
+        return self._read[name], state
+
+    def _says(self, problem: Exception) -> str:
+        """The message, with paths from this folder on: where it lies is nobody's business."""
+        return str(problem).replace(f"{self.folder.parent}/", "")
+
+    def _state(self, folder: Path) -> _State:
+        sweep, ledger = folder / SWEEP_FILE, folder / LEDGER
+        records = sorted(ledger.glob("*.json")) if ledger.is_dir() else []
+        for path in (folder, sweep, ledger, *(record for record in records if record.is_symlink())):
+            if not path.resolve().is_relative_to(self.folder):
+                raise FileError(f"{path}: leads out of {self.folder.name}; copy the sweep into it")
+        newest, digest = 0.0, hashlib.sha256()
+        for path in (sweep, *records):
+            stat = path.stat()
+            newest = max(newest, stat.st_mtime)
+            digest.update(f"{path.name} {stat.st_mtime_ns} {stat.st_size}\n".encode())
+        return _State(digest.hexdigest()[:16], newest)
+
+
+def _below(folder: Path, depth: int) -> Iterator[Path]:
+    """Folders with a sweep in them, by name. A link is listed, so that its error can be shown, but not walked into."""
+    try:
+        with os.scandir(folder) as entries:
+            folders = sorted((e.name, e.is_symlink()) for e in entries if e.is_dir() and not e.name.startswith("."))
+    except OSError:  # not there yet, or not ours to read
+        return
+    for name, link in folders:
+        if (folder / name / SWEEP_FILE).is_file():
+            yield folder / name
+        elif depth > 1 and not link:
+            yield from _below(folder / name, depth - 1)

@@ -1,0 +1,81 @@
+"""The documentation site builds without warnings, fetches nothing from elsewhere, and says what was measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+import complete_mue as mue
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    for package in ("mkdocs", "material", "mkdocstrings"):
+        pytest.importorskip(package, reason="the site needs the extra docs")
+    out = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # the theme's notice about its successor
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert done.stdout == ""
+    return out
+
+
+def html(site: Path) -> list[Path]:
+    return [path for path in site.rglob("*.html") if path.name != "404.html"]
+
+
+def test_every_page_is_built(site: Path) -> None:
+    for page in (ROOT / "docs").rglob("*.md"):
+        built = site / page.relative_to(ROOT / "docs").with_suffix(".html")
+        assert built.is_file(), page.name
+
+
+def test_links_and_pictures_are_there(site: Path) -> None:
+    """Mkdocs checks Markdown links; this checks what came out, anchors and examples included."""
+    checked = 0
+    for page in html(site):
+        for link in re.findall(r'(?:href|src)="([^"]+)"', page.read_text(encoding="utf-8")):
+            at = urlsplit(link)
+            if at.scheme or at.netloc:
+                continue
+            target = (page.parent / unquote(at.path)).resolve() if at.path else page
+            target = target / "index.html" if target.is_dir() else target
+            assert target.is_file(), f"{page.name}: {link}"
+            if at.fragment and target.suffix == ".html":
+                assert f'id="{unquote(at.fragment)}"' in target.read_text(encoding="utf-8"), f"{page.name}: {link}"
+            checked += 1
+    assert checked > 500
+    assert (site / "examples/plan_a_moe.py").read_bytes() == (ROOT / "examples/plan_a_moe.py").read_bytes()
+
+
+def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
+    for page in html(site):
+        text = page.read_text(encoding="utf-8")
+        fetched = re.findall(r'<(?:script|img|iframe|source)[^>]+src="((?:https?:)?//[^"]+)"', text)
+        fetched += re.findall(r'<link[^>]+rel="(?:stylesheet|preconnect|icon)"[^>]+href="((?:https?:)?//[^"]+)"', text)
+        assert fetched == [], page.name
+
+
+def test_the_reference_has_every_public_name(site: Path) -> None:
+    text = (site / "api.html").read_text(encoding="utf-8")
+    for name in mue.__all__:
+        if not name.startswith("__"):
+            assert re.search(rf'id="complete_mue[\w.]*\.{name}"', text), name
+
+
+def test_the_verdict_is_the_measured_one() -> None:
+    report = json.loads((ROOT / "docs/results/quickstart/report.json").read_text(encoding="utf-8"))
+    said = (ROOT / "docs/results/index.md").read_text(encoding="utf-8").split("<!-- verdict: quickstart -->\n")[1]
+    lines = [f"- {line['text']}" for sweep in report["sweeps"] for line in sweep["verdict"]]
+    assert said.split("\n\n")[0].splitlines() == lines
