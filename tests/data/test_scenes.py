@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from complete_mue.data import MovingSprites, Scenes
+from complete_mue.data import MovingSprites, Scenes, Shapes
 from complete_mue.data.drawing import BACKGROUNDS, COLOURS, SHAPES, draw, palette
 from complete_mue.errors import ShapeError
 
@@ -43,6 +43,23 @@ def test_captions_agree_with_the_pixels() -> None:
         assert not any(mask(image, other).any() for other in COLOURS if other not in (first, second))
         seen.add(relation)
     assert seen == set(RELATIONS)
+
+
+def test_single_shapes_agree_with_their_captions() -> None:
+    data = Shapes(size=32, rows=200, seed=5, text_length=28)
+    batch, captions = data.batch(2), data.captions(data.indices(2))
+    area: dict[str, list[int]] = {}
+    for image, text, caption in zip(batch.images, batch.text, captions, strict=True):
+        _, colour, shape, _, ground = caption.split()
+        assert bytes(text.tolist()).rstrip(b"\0").decode() == caption
+        assert mask(image, colour)[16, 16], caption
+        assert mask(image, ground)[0, 0]
+        assert not any(mask(image, other).any() for other in COLOURS if other != colour)
+        area.setdefault(shape, []).append(int(mask(image, colour).sum()))
+    assert set(area) == set(SHAPES)
+    mean = {shape: sum(sizes) / len(sizes) for shape, sizes in area.items()}
+    assert mean["circle"] > mean["square"] > mean["diamond"] > mean["triangle"]
+    assert torch.equal(Shapes(size=32, rows=200, seed=5).batch(2).images, batch.images)
 
 
 def test_shapes_look_like_their_names() -> None:

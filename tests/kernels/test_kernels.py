@@ -364,5 +364,5 @@ def test_choice_on_gpu() -> None:
 
     hopper = torch.cuda.get_device_capability() == (9, 0)
     assert chosen(torch.bfloat16) == ("triton" if hopper and "triton" not in dispatch._MISSING else "grouped")
-    assert chosen(torch.float32) == "grouped"
+    assert chosen(torch.float32) == chosen(torch.bfloat16)
     assert chosen(torch.float64) == "reference"

@@ -27,11 +27,12 @@ from complete_mue.train.loop import train  # noqa: E402
 
 SMALL = ("shape.width=16", "shape.depth=2", "shape.head_dim=8", "betas=hold", "budget.steps=24", "checkpoint_every=5")
 TEXT = (*SMALL, "task.sequence=32", "budget.batch_tokens=128")
-PICTURES = (*SMALL, "task.size=16", "budget.batch_tokens=64")
+PICTURES = (*SMALL, "task.size=16", "task.patch=4", "budget.batch_tokens=64")
 RUNS = {
     "lm dense": ("lm_tiny", *TEXT),
     "lm moe": ("lm_tiny:8e2a1s", *TEXT, "router.balance_loss=0.01"),
     "lm bias": ("lm_tiny:8e4a2g", *TEXT, "router.selection_bias=true", "bias_rate=0.01", "accumulate=2"),
+    "lm copies": ("lm_tiny:8e2a", *TEXT, "precision=bfloat16", "accumulate=2"),
     "dit moe": ("dit_tiny:8e2a1s", *PICTURES),
 }
 
@@ -55,6 +56,7 @@ def assert_same_ending(one: Path, other: Path) -> None:
         assert torch.equal(weight, other_weights[name]), name
 
 
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # CPUs without bfloat16 units say so
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_in_two_parts_is_the_same_run(name: str, tmp_path: Path) -> None:
     config = config_of(name)
@@ -223,3 +225,13 @@ def test_recipes_of_the_paper() -> None:
         RECIPES["dit_large"](workload="vidoe")
     with pytest.raises(mue.MueError, match="did you mean 'lm_tiny'"):
         recipe("lm_tinny")
+
+
+@pytest.mark.parametrize("workload", ["256px", "512px", "keyframes", "video"])
+@pytest.mark.parametrize("layout", ["dense", "128e8a4g1s"])
+def test_micro_batches_of_the_large_recipes(layout: str, workload: str) -> None:
+    for config in (RECIPES["dit_large"](layout, workload), recipe(f"lm_large:{layout}")):
+        assert config.rows % config.accumulate == 0
+        task = config.task
+        tokens = config.rows // config.accumulate * (task.tokens_per_row() + getattr(task, "text_length", 0))
+        assert 4000 < tokens <= (32_768 if layout == "dense" else 16_384)

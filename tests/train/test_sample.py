@@ -6,15 +6,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
+
+from complete_mue.errors import RunError  # noqa: E402
+from complete_mue.train.grid import grid, write_animation  # noqa: E402
 
 SMALL = ("shape.width=16", "shape.depth=2", "shape.head_dim=8", "betas=hold", "budget.steps=2")
 RUNS = {
     "lm_tiny:8e2a": ("task.sequence=16", "budget.batch_tokens=32"),
-    "dit_tiny:8e2a1s": ("task.size=16", "budget.batch_tokens=32"),
-    "dit_tiny": ("task.source=sprites", "task.size=16", "task.frames=3", "budget.batch_tokens=96"),
+    "dit_tiny:8e2a1s": ("task.size=16", "task.patch=4", "budget.batch_tokens=32"),
+    "dit_tiny": ("task.source=sprites", "task.size=16", "task.patch=4", "task.frames=3", "budget.batch_tokens=96"),
 }
 
 
@@ -36,3 +40,34 @@ def test_sample(recipe: str, tmp_path: Path) -> None:
     picture = tmp_path / ("sample.gif" if video else "sample.png")
     assert str(picture) in out
     assert picture.read_bytes().startswith(b"GIF8" if video else b"\x89PNG")
+
+
+def frames_of() -> list[np.ndarray]:
+    clips = torch.linspace(-1, 1, 5).view(1, 1, 5, 1, 1).expand(3, 3, 5, 8, 8)
+    return grid(clips)
+
+
+def test_an_mp4_plays(tmp_path: Path) -> None:
+    av = pytest.importorskip("av", reason="PyAV is not installed")
+    frames = frames_of()
+    write_animation(frames, tmp_path / "clip.mp4")
+    with av.open(str(tmp_path / "clip.mp4")) as video:
+        seen = [frame.to_ndarray(format="rgb24") for frame in video.decode(video=0)]
+    assert len(seen) == 5
+    for one, other in zip(frames, seen, strict=True):
+        assert one.shape == other.shape
+        assert abs(one.astype(int) - other).mean() < 3
+
+
+def test_without_pyav_an_mp4_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(RunError, match=r"complete-mue\[diffusion\].*\.gif"):
+        write_animation(frames_of(), tmp_path / "clip.mp4")
+    write_animation(frames_of(), tmp_path / "clip.gif")
+    assert list(tmp_path.iterdir()) == [tmp_path / "clip.gif"]
+
+
+def test_a_grid_keeps_every_picture_apart() -> None:
+    (frame,) = grid(torch.full((5, 3, 1, 48, 48), -1.0))
+    assert frame.shape == (2 * 100, 3 * 100, 3)  # pictures of 48 twice as large, and a white edge
+    assert (frame == 0).sum() == 5 * 96 * 96 * 3

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from complete_mue.apply.bind import bind
+from complete_mue.apply.bind import Binding, bind
 from complete_mue.apply.family import Family
 from complete_mue.errors import RunError
 from complete_mue.layout.numbers import real
@@ -54,14 +54,18 @@ def param_groups(model: nn.Module, plan: Plan, *, family: Family | None = None) 
 
 
 @torch.no_grad()
-def clip_grad_norm_(model: nn.Module, plan: Plan, max_norm: float, *, family: Family | None = None) -> Tensor:
+def clip_grad_norm_(
+    model: nn.Module, plan: Plan, max_norm: float, *, family: Family | None = None, binding: Binding | None = None
+) -> Tensor:
     """Clip by the global norm of the gradients as the multiplier form sees them, and return that norm.
 
     A folded parameter is m times its multiplier-form twin, so its gradient is 1/m of the twin's: the norm is taken over
-    m g. With the plain norm the two forms would clip differently. Sharded gradients are summed over all ranks.
+    m g. With the plain norm the two forms would clip differently. Sharded gradients are summed over all ranks. A
+    ``binding`` made once (``bind(model, plan)``) saves a loop from walking all names at every step.
     """
     real("max_norm", max_norm)
-    found = [(b.parameter, grad, b.folded) for b in bind(model, plan, family) if (grad := b.parameter.grad) is not None]
+    binding = bind(model, plan, family) if binding is None else binding
+    found = [(b.parameter, grad, b.folded) for b in binding if (grad := b.parameter.grad) is not None]
     total = _norm([gradient for _, gradient, _ in found], [weight for _, _, weight in found])
     nn.utils.clip_grads_with_norm_([parameter for parameter, _, _ in found], max_norm, total)
     return total
@@ -89,8 +93,10 @@ def _norm(gradients: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 
 def _share(mesh: Any, sharded: tuple[bool, ...], gradients: list[Tensor], weights: list[float]) -> Tensor:
     precise = torch.promote_types(gradients[0].dtype, torch.float32)
-    norms = torch.stack(torch._foreach_norm(gradients, 2, dtype=precise))
-    local: Tensor = torch.linalg.vector_norm(norms * torch.tensor(weights, dtype=precise, device=norms.device))
+    norms = torch._foreach_norm(gradients, 2, dtype=precise)
+    # Factors as plain numbers: a tensor of them would be a copy to the device that the host waits for.
+    weighed = norms if all(weight == 1 for weight in weights) else torch._foreach_mul(norms, weights)
+    local: Tensor = torch.linalg.vector_norm(torch.stack(weighed))
     if mesh is None:
         return local
     over = [Partial("sum") if cut else Replicate() for cut in sharded]

@@ -24,6 +24,7 @@ _LAZY = {
     "Manifest": "manifest",
     "MovingSprites": "video",
     "Scenes": "scenes",
+    "Shapes": "scenes",
     "StandardLibrary": "text",
     "TextData": "text",
     "cache_features": "features",
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from complete_mue.data.features import FeatureData, cache_features
     from complete_mue.data.images import HubImages, ImageArrays, ImageData, ImageFolder
     from complete_mue.data.manifest import Manifest
-    from complete_mue.data.scenes import Scenes
+    from complete_mue.data.scenes import Scenes, Shapes
     from complete_mue.data.shards import prepare
     from complete_mue.data.summary import describe
     from complete_mue.data.tars import ImageTars
@@ -69,6 +70,7 @@ __all__ = [
     "Manifest",
     "MovingSprites",
     "Scenes",
+    "Shapes",
     "StandardLibrary",
     "TextData",
     "cache_features",

@@ -1,6 +1,7 @@
-"""Endless captioned scenes: two coloured shapes and how they stand to each other.
+"""Endless captioned scenes: two coloured shapes and how they stand to each other, or a single large shape.
 
-    "a red circle left of a blue square on black"
+    Scenes   "a red circle left of a blue square on black"
+    Shapes   "a red circle on black"
 
 Item i of seed s is always the same picture; nothing is stored and nothing downloaded.
 """
@@ -24,6 +25,7 @@ from complete_mue.layout.numbers import count
 RELATIONS = ("left of", "right of", "above", "below")
 SMALLEST = 8
 _SIZES = (len(COLOURS), len(SHAPES), len(RELATIONS), len(COLOURS) - 1, len(SHAPES), len(BACKGROUNDS))
+_SHAPE_SIZES = (len(COLOURS), len(SHAPES), len(BACKGROUNDS))
 
 
 class Scenes(Pictures):
@@ -83,6 +85,29 @@ class Scenes(Pictures):
         return choice(self.seed, items, 0, int(np.prod(_SIZES)))
 
 
+class Shapes(Scenes):
+    """One large shape on its background: what a tiny model learns to draw in a minute."""
+
+    def captions(self, items: NDArray[np.int64]) -> list[str]:
+        """What the pictures show."""
+        table = _shape_captions()
+        return [table[number] for number in self._numbers(items).tolist()]
+
+    def at(self, items: NDArray[np.int64]) -> ImageBatch:
+        """Draw the shapes of these numbers."""
+        numbers, seed = self._numbers(items), self.seed
+        colour, shape, ground = np.unravel_index(numbers, _SHAPE_SIZES)
+        canvas = np.empty((len(items), 3, self.size, self.size), np.float32)
+        canvas[:] = palette(BACKGROUNDS)[ground][:, :, None, None]
+        x, y = (0.45 + 0.1 * uniform(seed, items, number) for number in (1, 2))
+        draw(canvas, shape, palette(COLOURS)[colour], x, y, 0.33 + 0.06 * uniform(seed, items, 3))
+        tokens = caption_tokens(_shape_captions(), self.text_length)
+        return ImageBatch(torch.from_numpy(canvas), tokens[torch.from_numpy(numbers)])
+
+    def _numbers(self, items: NDArray[np.int64]) -> NDArray[np.int64]:
+        return choice(self.seed, items, 0, int(np.prod(_SHAPE_SIZES)))
+
+
 def picture_size(size: int) -> int:
     """A size at which shapes can still be told apart."""
     if count("size", size) < SMALLEST:
@@ -99,6 +124,11 @@ def _captions() -> list[str]:
         f"{article(colours[other + (other >= colour)])} {SHAPES[second]} on {backgrounds[ground]}"
         for colour, shape, relation, other, second, ground in np.ndindex(*_SIZES)
     ]
+
+
+@lru_cache(maxsize=1)
+def _shape_captions() -> list[str]:
+    return [f"{article(c)} {shape} on {ground}" for c in COLOURS for shape in SHAPES for ground in BACKGROUNDS]
 
 
 @lru_cache(maxsize=4)

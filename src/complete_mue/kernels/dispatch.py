@@ -1,7 +1,7 @@
 """The one function behind which every kernel stands, and the choice among them.
 
 Choice, unless one is forced by ``kernel=`` or the environment variable ``MUE_KERNEL``: ``triton`` where it can run
-(Hopper, bfloat16), else ``grouped``, else ``reference`` (float64, or shapes the others refuse).
+(Hopper), else ``grouped``, else ``reference`` (float64, or shapes the others refuse).
 
 Replica axis: with up [replicas, experts, ...] the replicas' experts are laid side by side, replica k's expert e
 becoming expert k * experts + e, so K models of one shape are one kernel call (several where a call would take more
@@ -74,8 +74,7 @@ def choose(x: Tensor, up: Tensor, *, kernel: str | None = None) -> str:
     forced = kernel or os.environ.get(ENVIRONMENT_VARIABLE)
     if not forced:
         for name in _AUTOMATIC:
-            worth = name != "triton" or x.dtype == torch.bfloat16
-            if worth and _unavailable(name, x, up) is None:
+            if _unavailable(name, x, up) is None:
                 return name
         raise KernelError(f"no kernel can run here: reference: {_unavailable('reference', x, up)}")
     if forced not in KERNELS:

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from complete_mue.errors import ShapeError
 from complete_mue.layout import ModelShape, Role, TensorSpec
 from complete_mue.layout.numbers import count
-from complete_mue.models.layer import Layer, build_layers, head_dim, inside, multiplier
+from complete_mue.models.layer import Layer, LayerRunner, build_layers, head_dim, inside, multiplier
 from complete_mue.nn.linear import RmsNorm, linear
-from complete_mue.nn.rope import rotary_table
+from complete_mue.nn.rope import picture_rotary
 from complete_mue.nn.router import DEFAULT_ROUTER, RouterConfig, Routing
 from complete_mue.plan.plan import Plan
 
@@ -84,6 +84,7 @@ class DiffusionTransformer(nn.Module):
             kernel=kernel,
             replicas=replicas,
         )
+        self.run_layer = LayerRunner(_modulated)
         self.final_norm = RmsNorm(d, replicas=replicas)
         self.final_modulation = nn.Parameter(torch.empty(*lead, 2 * d, d))
         self.readout = nn.Parameter(torch.empty(*lead, pixels, d))
@@ -104,9 +105,9 @@ class DiffusionTransformer(nn.Module):
         words = self._words(text)  # [(K,) batch, length, width]
         h = torch.cat([words, self.input_output * linear(patches, self.patch_in)], dim=-2)
         time = self._time(t)  # [(K,) batch, 1, width]
-        rotary = rotary_table(self._positions(words.shape[-2], grid, x.device), self.head_dim, self.rotary_splits)
-        for layer, weight in zip(self.layers, self.modulation, strict=True):
-            h = _modulated(layer, h, linear(time, weight), rotary, routings)
+        rotary = picture_rotary(words.shape[-2], grid, self.head_dim, self.rotary_splits, h)
+        for number, (layer, weight) in enumerate(zip(self.layers, self.modulation, strict=True)):
+            h = self.run_layer(number, routings, layer, h, time, weight, rotary)
         shift, scale = linear(time, self.final_modulation).chunk(2, dim=-1)
         h = self.final_norm(h[..., words.shape[-2] :, :]) * (1 + scale) + shift
         return self._image(self.readout_output * linear(h, self.readout), grid)
@@ -172,13 +173,6 @@ class DiffusionTransformer(nn.Module):
         hidden = F.silu(linear(features[..., None, :], self.time_in))
         return F.silu(linear(hidden, self.time_out))
 
-    def _positions(self, length: int, grid: tuple[int, ...], device: torch.device) -> Tensor:
-        """Text stands before the picture on the first axis: -length … -1."""
-        places = torch.stack(torch.meshgrid(*(torch.arange(n, device=device) for n in grid), indexing="ij"), dim=-1)
-        words = torch.zeros(length, len(grid), device=device, dtype=torch.long)
-        words[:, 0] = torch.arange(-length, 0, device=device)
-        return torch.cat([words, places.flatten(0, -2)])
-
     # -- roles -----------------------------------------------------------------------------------------------------
 
     def tensors(self) -> tuple[TensorSpec, ...]:
@@ -224,14 +218,12 @@ def even_splits(head_dim: int, axes: int) -> list[int]:
 
 
 def _modulated(
-    layer: Layer, x: Tensor, modulation: Tensor, rotary: tuple[Tensor, Tensor], routings: list[Routing] | None
-) -> Tensor:
+    layer: Layer, x: Tensor, time: Tensor, weight: Tensor, rotary: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Routing | None]:
     """A layer with AdaLN; gates and scales are around 1, so that an untrained modulation leaves the layer as it is."""
-    shift_a, scale_a, gate_a, shift_f, scale_f, gate_f = modulation.chunk(MODULATIONS, dim=-1)
+    shift_a, scale_a, gate_a, shift_f, scale_f, gate_f = linear(time, weight).chunk(MODULATIONS, dim=-1)
     inner = layer.attention_norm(x) * (1 + scale_a) + shift_a
     x = x + (1 + gate_a) * layer.attention(inner, rotary)
     inner = layer.feed_forward_norm(x) * (1 + scale_f) + shift_f
     routing = layer.feed_forward.route(inner)
-    if routings is not None and routing is not None:
-        routings.append(routing)
-    return x + (1 + gate_f) * layer.feed_forward(inner, routing)
+    return x + (1 + gate_f) * layer.feed_forward(inner, routing), routing

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from complete_mue.errors import ShapeError
 from complete_mue.layout import FeedForward as FeedForwardSpec
@@ -46,15 +50,12 @@ class Layer(nn.Module):
         x: Tensor,
         rotary: tuple[Tensor, Tensor],
         past: KeyValues | None = None,
-        routings: list[Routing] | None = None,
-    ) -> Tensor:
-        """One residual layer; ``routings`` collects where tokens went."""
+    ) -> tuple[Tensor, Routing | None]:
+        """One residual layer, and where its tokens went (None for a dense block)."""
         x = x + self.attention(self.attention_norm(x), rotary, past)
         inner = self.feed_forward_norm(x)
         routing = self.feed_forward.route(inner)
-        if routings is not None and routing is not None:
-            routings.append(routing)
-        return x + self.feed_forward(inner, routing)
+        return x + self.feed_forward(inner, routing), routing
 
     def tensors(self) -> tuple[TensorSpec, ...]:
         """Every parameter, with what the forward multiplies it by."""
@@ -68,6 +69,31 @@ class Layer(nn.Module):
             TensorSpec("feed_forward_norm.gain", Role.NORM, (*front, "width"), None),
             *inside("feed_forward", block.tensors(), down),
         )
+
+
+class LayerRunner:
+    """How a model calls its layers. ``call`` is the call itself (compiled, if asked for); the first ``recompute``
+    layers keep their input alone in training and compute the rest again in the backward.
+    """
+
+    def __init__(self, call: Callable[..., tuple[Tensor, Routing | None]]) -> None:
+        self.call, self.recompute = call, 0
+
+    def compile(self) -> None:
+        """Compile one layer at a time: layers of one kind share the code, so depth costs no compile time."""
+        self.call = torch.compile(self.call, dynamic=False)
+
+    def __call__(self, number: int, routings: list[Routing] | None, layer: Layer, *arguments: Any) -> Tensor:
+        """Layer ``number`` on these arguments; ``routings`` collects where tokens went."""
+        if number < self.recompute and torch.is_grad_enabled():
+            x, routing = checkpoint(
+                self.call, layer, *arguments, use_reentrant=False, preserve_rng_state=False, determinism_check="none"
+            )
+        else:
+            x, routing = self.call(layer, *arguments)
+        if routings is not None and routing is not None:
+            routings.append(routing)
+        return x
 
 
 def inside(

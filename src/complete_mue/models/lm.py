@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from complete_mue.errors import ShapeError
 from complete_mue.layout import ModelShape, Role, TensorSpec
 from complete_mue.layout.numbers import count
-from complete_mue.models.layer import build_layers, head_dim, inside, multiplier
+from complete_mue.models.layer import Layer, LayerRunner, build_layers, head_dim, inside, multiplier
 from complete_mue.nn.attention import KeyValues
 from complete_mue.nn.linear import RmsNorm, linear
-from complete_mue.nn.rope import rotary_table
+from complete_mue.nn.rope import text_rotary
 from complete_mue.nn.router import DEFAULT_ROUTER, RouterConfig, Routing
 from complete_mue.plan.plan import Plan
 
@@ -58,6 +58,7 @@ class LanguageModel(nn.Module):
             kernel=kernel,
             replicas=replicas,
         )
+        self.run_layer = LayerRunner(Layer.__call__)
         self.final_norm = RmsNorm(shape.width, replicas=replicas)
         self.readout = nn.Parameter(torch.empty(*lead, vocab, shape.width))
         self.readout_output = multiplier(plan, Role.READOUT)
@@ -73,9 +74,9 @@ class LanguageModel(nn.Module):
         """tokens [(K,) batch, tokens] -> logits [(K,) batch, tokens, vocab]; [batch, tokens] may serve all replicas."""
         x = self.embedding_output * self._embed(tokens)
         seen = past[0].length if past else 0
-        rotary = rotary_table(torch.arange(seen, seen + tokens.shape[-1], device=x.device), self.head_dim)
+        rotary = text_rotary(seen, seen + tokens.shape[-1], self.head_dim, x)
         for number, layer in enumerate(self.layers):
-            x = layer(x, rotary, past[number] if past else None, routings)
+            x = self.run_layer(number, routings, layer, x, rotary, past[number] if past else None)
         return self.readout_output * linear(self.final_norm(x), self.readout)
 
     def _embed(self, tokens: Tensor) -> Tensor:

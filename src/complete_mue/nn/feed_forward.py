@@ -11,12 +11,14 @@ Axes: replica (optional, first), tokens, width (residual), expert, expert_width,
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from complete_mue.errors import ShapeError
+from complete_mue.kernels import exchange
 from complete_mue.kernels.dispatch import routed_experts
 from complete_mue.layout import FeedForward as FeedForwardSpec
 from complete_mue.layout import Role, TensorSpec
@@ -31,10 +33,12 @@ class FeedForward(nn.Module):
     [N, width], ``expert_up`` [N, 2 h, width], ``expert_down`` [N, width, h], and ``shared_up``, ``shared_down`` for
     branches beside them. Experts of several widths have one pair per width, ``expert_up_0``, ``expert_up_1``, ….
     ``replicas=K`` puts an axis of K in front of every parameter: K models of one shape in one program.
+    Where experts are spread over ranks, ``expert_ranks`` is their process group and the block's weights are DTensors.
     """
 
     router: Tensor
     selection_bias: Tensor | None
+    expert_ranks: Any = None
 
     def __init__(
         self,
@@ -83,6 +87,11 @@ class FeedForward(nn.Module):
             if not parameter.is_meta:
                 parameter.normal_(std=shape[tensor.axes.index(tensor.fan_in)] ** -0.5, generator=generator)
 
+    def reset_buffers(self) -> None:
+        """The selection bias as it starts, after the block came from the meta device."""
+        if self.selection_bias is not None:
+            self.selection_bias.zero_()
+
     def route(self, x: Tensor) -> Routing | None:
         """Where ``forward(x)`` sends each token, with all token axes flattened to one; None for a dense block."""
         return self._route(self._tokens(x)) if len(self._stacks) else None
@@ -96,7 +105,7 @@ class FeedForward(nn.Module):
         if len(self._stacks):
             y = self._routed(tokens, self._route(tokens) if routing is None else routing)
             if self._branch is not None:
-                y = torch.add(y, self._always_active(tokens), alpha=self.output)
+                y = y + self.output * self._always_active(tokens)  # not torch.add(alpha=): inductor drops it
         else:
             y = self._always_active(tokens)
             y = y if self.output == 1.0 else y * self.output
@@ -133,15 +142,26 @@ class FeedForward(nn.Module):
         return route(tokens, self.router, self._groups, self.router_config, self.selection_bias)
 
     def _always_active(self, tokens: Tensor) -> Tensor:
-        return _swiglu(tokens, getattr(self, f"{self._branch}_up"), getattr(self, f"{self._branch}_down"))
+        return _swiglu(tokens, self._weight(f"{self._branch}_up"), self._weight(f"{self._branch}_down"))
+
+    def _weight(self, name: str) -> Tensor:
+        """A weight, or what this rank holds of it."""
+        weight: Any = getattr(self, name)
+        return weight if self.expert_ranks is None else weight.to_local()
 
     def _routed(self, tokens: Tensor, routing: Routing) -> Tensor:
         weight = routing.weight * (self.output * self.route_scale)
         parts = []
         for stack in self._stacks:
-            up, down = getattr(self, stack.up), getattr(self, stack.down)
+            up, down = self._weight(stack.up), self._weight(stack.down)
             index, share = stack.take(routing.index, weight, len(self._stacks))
-            parts.append(routed_experts(tokens, up, down, index, share, kernel=self.kernel))
+            if self.expert_ranks is None:
+                y = routed_experts(tokens, up, down, index, share, kernel=self.kernel)
+            else:
+                y = exchange.routed_experts(
+                    tokens, up, down, index, share, group=self.expert_ranks, kernel=self.kernel
+                )
+            parts.append(y)
         return sum(parts[1:], parts[0])
 
 

@@ -1,17 +1,22 @@
 """Rotary positions: one axis for text, several (with channel splits) for images and video.
 
 A head's channels are split over the position axes; within a split, pairs of channels rotate by position * frequency.
-Channels beyond the splits do not rotate.
+Channels beyond the splits do not rotate. Tables are made in float64 and kept: a model asks for the same one at every
+step, and torch.compile takes it as a constant.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from complete_mue.errors import ShapeError
+
+PICTURE_BASE = 100.0  # grids are tens of patches wide: with text's 10,000 most channels would hardly turn
+_SHORTEST = 64  # tables of text grow in powers of two from here, so that generation needs few
 
 
 def rotary_table(
@@ -38,8 +43,64 @@ def rotary_table(
     return table.cos(), table.sin()
 
 
+def text_rotary(first: int, last: int, head_dim: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """The table of positions first … last - 1, on the device of ``like`` and in the dtype its products come in."""
+    length = max(_SHORTEST, 1 << (last - 1).bit_length())
+    cos, sin = _text_table(length, head_dim, str(like.device), _product_dtype(like))
+    return cos[first:last], sin[first:last]
+
+
+def picture_rotary(
+    words: int, grid: tuple[int, ...], head_dim: int, splits: tuple[int, ...], like: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The table of ``words`` text tokens, then the patches of ``grid``, row by row.
+
+    Text stands before the picture on the first axis: -words … -1.
+    """
+    return _picture_table(words, grid, head_dim, splits, str(like.device), _product_dtype(like))
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate x [..., tokens, heads, head_dim] by a table of [tokens, head_dim / 2], the two halves paired."""
     cos, sin = (part[:, None, :].to(x.dtype) for part in (cos, sin))
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def _product_dtype(x: Tensor) -> torch.dtype:
+    device = x.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return x.dtype
+
+
+# A constant to the compiler; to eager code, a look-up. Inference mode is left so that training may use the same table.
+@torch.compiler.assume_constant_result
+def _text_table(length: int, head_dim: int, device: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return _kept_text_table(length, head_dim, device, dtype)
+
+
+@torch.compiler.assume_constant_result
+def _picture_table(
+    words: int, grid: tuple[int, ...], head_dim: int, splits: tuple[int, ...], device: str, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    return _kept_picture_table(words, grid, head_dim, splits, device, dtype)
+
+
+@lru_cache(maxsize=16)
+def _kept_text_table(length: int, head_dim: int, device: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    with torch.inference_mode(False), torch.no_grad():
+        cos, sin = rotary_table(torch.arange(length, device=device), head_dim)
+        return cos.to(dtype), sin.to(dtype)
+
+
+@lru_cache(maxsize=16)
+def _kept_picture_table(
+    words: int, grid: tuple[int, ...], head_dim: int, splits: tuple[int, ...], device: str, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    with torch.inference_mode(False), torch.no_grad():
+        places = torch.stack(torch.meshgrid(*(torch.arange(n, device=device) for n in grid), indexing="ij"), dim=-1)
+        text = torch.zeros(words, len(grid), device=device, dtype=torch.long)
+        text[:, 0] = torch.arange(-words, 0, device=device)
+        cos, sin = rotary_table(torch.cat([text, places.flatten(0, -2)]), head_dim, splits, PICTURE_BASE)
+        return cos.to(dtype), sin.to(dtype)

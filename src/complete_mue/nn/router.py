@@ -153,7 +153,7 @@ def router_logits(x: Tensor, router: Tensor) -> Tensor:
     """x W^T in float32 at least, also under autocast: selection must not change with a rounding of bfloat16."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     device = x.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+    if not x.is_meta and torch.is_autocast_enabled(device):
         with torch.autocast(device, enabled=False):
             return x.to(dtype) @ router.to(dtype).mT
     return x.to(dtype) @ router.to(dtype).mT

@@ -1,4 +1,7 @@
-"""Recipes by name. A recipe is a function that returns a complete RunConfig; ``NAME:LAYOUT`` picks the layout."""
+"""Recipes by name. A recipe is a function that returns a complete RunConfig; ``NAME:LAYOUT`` picks the layout.
+
+`dit_large` has a workload too: ``dit_large:LAYOUT:WORKLOAD``.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,12 @@ RECIPES: dict[str, Callable[..., RunConfig]] = {
 
 
 def recipe(name: str) -> RunConfig:
-    """The config of ``lm_tiny`` or, with a layout, ``lm_tiny:16e4a``."""
-    base, colon, layout = name.partition(":")
+    """The config of ``lm_tiny`` or, with a layout, ``lm_tiny:16e4a``; ``dit_large:dense:256px`` has a workload too."""
+    base, *options = name.split(":")
     if base not in RECIPES:
         raise RunError(
             f"recipe {base!r}{nearest(base, RECIPES)}: recipes are {', '.join(RECIPES)}; add :LAYOUT for an MoE"
         )
-    return RECIPES[base](layout) if colon else RECIPES[base]()
+    if len(options) > (2 if base == "dit_large" else 1):
+        raise RunError(f"recipe {name!r}: give NAME:LAYOUT, or dit_large:LAYOUT:WORKLOAD")
+    return RECIPES[base](*options)

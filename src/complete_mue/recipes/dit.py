@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from complete_mue.errors import RunError, nearest
 from complete_mue.layout import Budget, FeedForward, Hyper, ModelShape, Reference
+from complete_mue.recipes.lm import micro_batches
 from complete_mue.train.config import PictureTask, RunConfig
 
 
 def dit_tiny(layout: str = "dense") -> RunConfig:
-    """A minute or two on two CPU cores: width 64, four layers, captioned scenes of 32 pixels."""
+    """A minute or two on two CPU cores: width 64, four layers, one captioned shape of 16 pixels."""
+    task = PictureTask("shapes", size=16, patch=2, text_length=28)
     reference = Reference(
         ModelShape(64, 4, FeedForward.dense(64), head_dim=16),
-        Budget(batch_tokens=32 * 64, steps=400),
-        Hyper(lr=4e-3, weight_decay=0.01, init_std=0.06, betas=(0.95, 0.95), eps=1e-8),
+        Budget(batch_tokens=16 * task.tokens_per_row(), steps=1000),
+        Hyper(lr=5e-3, weight_decay=0.01, init_std=0.08, betas=(0.95, 0.95), eps=1e-8),
     )
     shape = ModelShape(64, 4, FeedForward.parse(layout, 64 if layout == "dense" else 16), head_dim=16)
-    return RunConfig(f"dit_tiny-{layout}", PictureTask(), reference, shape, reference.budget)
+    return RunConfig(f"dit_tiny-{layout}", task, reference, shape, reference.budget)
 
 
 def dit_proxy(layout: str = "dense", source: str = "scenes") -> RunConfig:
@@ -27,7 +29,7 @@ def dit_proxy(layout: str = "dense", source: str = "scenes") -> RunConfig:
     )
     shape = ModelShape(128, 32, FeedForward.parse(layout, 128 if layout == "dense" else 16), head_dim=64)
     return RunConfig(
-        f"dit_proxy-{layout}", PictureTask(source, size=64, patch=2), reference, shape, reference.budget,
+        f"dit_proxy-{layout}", PictureTask(source, size=32, patch=1), reference, shape, reference.budget,
         precision="bfloat16", compile=True, log_every=50, checkpoint_every=1000,
     )  # fmt: skip
 
@@ -47,5 +49,6 @@ def dit_large(layout: str = "128e8a4g1s", workload: str = "512px", source: str =
     return RunConfig(
         f"dit_large-{layout}-{workload}", task, dit_proxy().reference, shape,
         Budget(batch_tokens=batch * task.tokens_per_row(), steps=100_000), precision="bfloat16", compile=True,
-        accumulate=16, log_every=10, checkpoint_every=1000,
+        accumulate=micro_batches(batch, task.tokens_per_row() + task.text_length, dense=block.is_dense),
+        log_every=10, checkpoint_every=1000,
     )  # fmt: skip

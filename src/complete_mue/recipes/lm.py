@@ -41,6 +41,16 @@ def lm_large(layout: str = "128e8a4g1s", source: str = "stdlib") -> RunConfig:
     shape = ModelShape(1024, 32, block, dense_layers=0 if block.is_dense else 2, head_dim=64)
     return RunConfig(
         f"lm_large-{layout}", TextTask(source, sequence=2048), lm_proxy().reference, shape,
-        Budget(batch_tokens=512 * 2048, steps=100_000), precision="bfloat16", compile=True, accumulate=16,
-        log_every=10, checkpoint_every=1000,
+        Budget(batch_tokens=512 * 2048, steps=100_000), precision="bfloat16", compile=True,
+        accumulate=micro_batches(512, 2048, dense=block.is_dense), log_every=10, checkpoint_every=1000,
     )  # fmt: skip
+
+
+def micro_batches(rows: int, tokens: int, *, dense: bool) -> int:
+    """Micro-batches of a large model on one device of 140 GB: the fewest whose activations fit beside its states.
+
+    Some 1.5 MB of activations per token at width 1024 and 32 layers; the states take 105 GiB of an MoE and 10 GiB of
+    its dense twin.
+    """
+    most = 32_768 if dense else 16_384
+    return next(parts for parts in range(1, rows + 1) if rows % parts == 0 and rows // parts * tokens <= most)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from complete_mue.errors import RunError, nearest
 from complete_mue.layout import Budget, FeedForward, Reference
 from complete_mue.recipes import recipe
-from complete_mue.sweep.grid import OWN_RULES, Scan, Sweep, Target
+from complete_mue.sweep.grid import OWN_RULES, Scan, Sweep, Target, check_hyper
 from complete_mue.train.config import RunConfig, override
 
 SCALES = ("tiny", "small", "paper")
@@ -80,6 +80,8 @@ def figure(
         raise RunError(f"figure {name!r}{nearest(name, FIGURES)}: figures are {', '.join(FIGURES)}")
     given, hyper = FIGURES[name], base.reference.hyper
     span = 0 if given.fixed else _SPAN[scale] if span is None else span
+    for each in hypers or ():
+        check_hyper(each)
     wanted = tuple(hypers or (given.hypers if scale != "tiny" else given.hypers[:1]))
     scans = tuple(Scan(each, octaves(getattr(hyper, each), span, per_octave)) for each in wanted)
     targets = (Target("dense", None, base), *given.targets(base, scale == "tiny"))

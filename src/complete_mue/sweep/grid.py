@@ -29,6 +29,12 @@ class Target:
     config: RunConfig
 
 
+def check_hyper(name: str) -> None:
+    """Refuse what cannot be scanned."""
+    if name not in HYPERS:
+        raise RunError(f"hyperparameter {name!r}{nearest(name, HYPERS)}: give one of {', '.join(HYPERS)}")
+
+
 @dataclass(frozen=True)
 class Scan:
     """Values of one hyperparameter of the reference."""
@@ -37,8 +43,7 @@ class Scan:
     values: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if self.hyper not in HYPERS:
-            raise RunError(f"hyperparameter {self.hyper!r}{nearest(self.hyper, HYPERS)}: give one of {list(HYPERS)}")
+        check_hyper(self.hyper)
         if not self.values or len(set(self.values)) != len(self.values):
             raise RunError(f"values of {self.hyper}: {list(self.values)}: give at least one, each once")
 

@@ -17,7 +17,7 @@ from complete_mue.layout.files import reference_toml
 from complete_mue.report.fit import Optimum, optimum_of
 from complete_mue.storage import whole
 from complete_mue.sweep.figures import octaves
-from complete_mue.sweep.grid import HYPERS, Scan, Sweep, Target
+from complete_mue.sweep.grid import HYPERS, Scan, Sweep, Target, check_hyper
 from complete_mue.sweep.ledger import Ledger
 from complete_mue.train.config import RunConfig
 
@@ -50,6 +50,8 @@ def tune(
     seeds: Sequence[int] = (0, 1),
 ) -> tuple[Reference, list[Tuned]]:
     """Scan ``hypers`` in turn around the base's values; ``run`` trains a sweep in a folder. Writes reference.toml."""
+    for hyper in hypers:
+        check_hyper(hyper)
     found: list[Tuned] = []
     for number, hyper in enumerate(hypers, start=1):
         again = hyper in hypers[: number - 1]

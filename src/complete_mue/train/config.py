@@ -32,8 +32,7 @@ class TextTask:
     def __post_init__(self) -> None:
         count("task.sequence", self.sequence)
         real("task.z_loss", self.z_loss, positive=False)
-        if self.epochs not in ("single", "repeat"):
-            raise RunError(f"task.epochs = {self.epochs!r}: give 'single' or 'repeat'")
+        _check_epochs(self.epochs)
 
     def tokens_per_row(self) -> int:
         """Tokens that one row of a batch counts for."""
@@ -42,7 +41,11 @@ class TextTask:
 
 @dataclass(frozen=True)
 class PictureTask:
-    """Flow matching on captioned pictures. ``source`` is ``scenes``, ``sprites`` (video), or a folder of images."""
+    """Flow matching on captioned pictures.
+
+    ``source`` is ``scenes``, ``shapes`` (simpler), ``sprites`` (video), a folder of images, or one of cached features,
+    whose latents ``size`` and ``frames`` then describe.
+    """
 
     source: str = "scenes"
     size: int = 32
@@ -50,18 +53,25 @@ class PictureTask:
     patch: int = 4
     text_length: int = 64
     text_dropout: float = 0.1
+    epochs: str = "single"
 
     def __post_init__(self) -> None:
         for name in ("size", "frames", "patch", "text_length"):
             count(f"task.{name}", getattr(self, name))
         if self.size % self.patch:
             raise RunError(f"task.patch = {self.patch} must divide task.size = {self.size}")
+        _check_epochs(self.epochs)
         if real("task.text_dropout", self.text_dropout, positive=False) >= 1:
             raise RunError(f"task.text_dropout = {self.text_dropout}: give a number from 0 up to, not including, 1")
 
     def tokens_per_row(self) -> int:
         """Patches of one picture or clip."""
         return (self.size // self.patch) ** 2 * self.frames
+
+
+def _check_epochs(epochs: str) -> None:
+    if epochs not in ("single", "repeat"):
+        raise RunError(f"task.epochs = {epochs!r}: give 'single' or 'repeat'")
 
 
 @dataclass(frozen=True)
@@ -79,7 +89,10 @@ class RunConfig:
     clip: float | None = 1.0
     precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
-    accumulate: int = 1
+    accumulate: int = 1  # micro-batches of a step
+    recompute: int = 0  # layers, from the first, whose activations are computed twice to save memory
+    attention: Literal["auto", "cudnn", "flash"] = "auto"  # which CUDA kernel is asked first
+    expert_parallel: int = 1  # ranks that the experts of a layer are dealt out over
     seed: int = 0
     device: str = "auto"
     qk_norm: bool = False
@@ -88,9 +101,10 @@ class RunConfig:
     log_every: int = 10
     checkpoint_every: int = 100
     keep: int = 2
+    wandb: str = ""  # a project at Weights & Biases; empty for none
 
     def __post_init__(self) -> None:
-        for name in ("accumulate", "log_every", "checkpoint_every", "keep"):
+        for name in ("accumulate", "expert_parallel", "log_every", "checkpoint_every", "keep"):
             count(name, getattr(self, name))
         if self.clip is not None:
             real("clip", self.clip)
@@ -101,6 +115,10 @@ class RunConfig:
                 raise RunError(f"{name} = {getattr(self, name)!r}: give a name")
         if self.precision not in ("float32", "bfloat16"):
             raise RunError(f"precision = {self.precision!r}: give 'float32' or 'bfloat16'")
+        if self.attention not in ("auto", "cudnn", "flash"):
+            raise RunError(f"attention = {self.attention!r}: give 'auto', 'cudnn' or 'flash'")
+        if count("recompute", self.recompute, least=0) > self.shape.depth:
+            raise RunError(f"recompute = {self.recompute}: give at most shape.depth = {self.shape.depth} layers")
         if self.budget.batch_tokens % (self.task.tokens_per_row() * self.accumulate):
             raise RunError(
                 f"budget.batch_tokens = {self.budget.batch_tokens} is not a whole number of rows: give a multiple of "
@@ -133,7 +151,7 @@ class RunConfig:
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
 
-_NO_NUMBERS = ("log_every", "checkpoint_every", "keep", "name", "device")
+_NO_NUMBERS = ("log_every", "checkpoint_every", "keep", "name", "device", "recompute", "expert_parallel", "wandb")
 
 
 def _plain(value: Any) -> Any:

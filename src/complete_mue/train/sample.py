@@ -1,4 +1,4 @@
-"""Samples of a trained run: text, grids of pictures, animations."""
+"""Samples of a trained run: text, pictures, clips."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from complete_mue.data import ByteTokenizer, Scenes, TextData, caption_tokens
-from complete_mue.data.video import MovingSprites
+from complete_mue.data import ByteTokenizer, FeatureData, TextData, caption_tokens
+from complete_mue.data.encoders import Autoencoder, TextEncoder, fingerprint
+from complete_mue.data.features import FeatureManifest
 from complete_mue.errors import RunError
 from complete_mue.models.dit import DiffusionTransformer
 from complete_mue.models.lm import LanguageModel
 from complete_mue.models.sampling import sample
-from complete_mue.storage import whole
 from complete_mue.train import checkpoint
 from complete_mue.train.config import PictureTask, RunConfig, TextTask, read_config
+from complete_mue.train.grid import grid, write_animation, write_png
+from complete_mue.train.sources import BUILT_IN, holds_features, picture_source
 from complete_mue.train.task import build
 
 
@@ -43,50 +45,104 @@ def write_text(config: RunConfig, model: nn.Module, prompt: str, count: int, tem
 
 
 def draw_pictures(
-    config: RunConfig, model: nn.Module, prompt: str, count: int, out: Path, *, steps: int, guidance: float, seed: int
+    config: RunConfig,
+    model: nn.Module,
+    prompt: str,
+    count: int,
+    out: Path,
+    *,
+    steps: int,
+    guidance: float,
+    seed: int,
+    autoencoder: str | None = None,
+    text_encoder: str | None = None,
 ) -> Path:
-    """A grid of pictures as PNG, or of clips as GIF; without a prompt, of captions from the run's own source."""
+    """A grid of pictures as PNG, or of clips as GIF or MP4; without a prompt, of captions from the run's own source.
+
+    Runs on cached features are decoded by the autoencoder that made them (or the one of the same weights in
+    ``autoencoder``), and a prompt goes through their text encoder.
+    """
     assert isinstance(config.task, PictureTask)
     assert isinstance(model, DiffusionTransformer)
     task, video = config.task, len(model.patch) == 3
-    captions = [prompt] * count if prompt else _captions(task, count, seed)
-    text = caption_tokens(captions, task.text_length)
+    path = _path(out, video)
+    features = _features(task)
+    coder = _autoencoder(task, features, autoencoder)  # before minutes of sampling: what is missing is said at once
+    text = _text(config, features, prompt, count, seed, text_encoder)
     size = (task.frames, task.size, task.size) if video else (task.size, task.size)
     generator = torch.Generator().manual_seed(seed)
     pictures = sample(model, text, size, steps=steps, guidance=guidance, generator=generator)
-    frames = _grid(pictures if video else pictures[:, :, None])
-    path = out.with_suffix(".gif" if video else ".png")
-    _save(frames, path)
+    pictures = pictures if coder is None else coder.decode(pictures).cpu()
+    frames = grid(pictures if video else pictures[:, :, None])
+    if video:
+        write_animation(frames, path)
+    else:
+        write_png(frames[0], path)
     return path
 
 
-def _captions(task: PictureTask, count: int, seed: int) -> list[str]:
-    source = Scenes(rows=count, seed=seed + 1) if task.source != "sprites" else MovingSprites(rows=count, seed=seed + 1)
-    return source.captions(source.indices(0))
+def _path(out: Path, video: bool) -> Path:
+    allowed = (".gif", ".mp4") if video else (".png",)
+    if not out.suffix:
+        return out.with_suffix(allowed[0])
+    if out.suffix.lower() not in allowed:
+        raise RunError(f"{out}: give a name that ends in {' or '.join(allowed)}")
+    return out
 
 
-def _grid(clips: Tensor) -> list[np.ndarray]:
-    """Clips [count, 3, frames, height, width] in [-1, 1] as frames of one near-square grid, uint8."""
-    count, _, frames, height, width = clips.shape
-    columns = int(np.ceil(np.sqrt(count)))
-    rows = -(-count // columns)
-    pixels = ((clips.clamp(-1, 1) + 1) * 127.5).round().byte().numpy()
-    grid = np.full((frames, rows * (height + 2), columns * (width + 2), 3), 255, np.uint8)
-    for number in range(count):
-        top, left = (number // columns) * (height + 2), (number % columns) * (width + 2)
-        grid[:, top : top + height, left : left + width] = pixels[number].transpose(1, 2, 3, 0)
-    return list(grid)
+def _features(task: PictureTask) -> FeatureManifest | None:
+    """The manifest of the features that a run was trained on; None for pixels."""
+    if task.source in BUILT_IN or not holds_features(Path(task.source)):
+        return None
+    return FeatureManifest.read(task.source)
 
 
-def _save(frames: list[np.ndarray], path: Path) -> None:
-    from PIL import Image
+def _autoencoder(task: PictureTask, features: FeatureManifest | None, given: str | None) -> Autoencoder | None:
+    if features is None or features.asked.get("autoencoder") is None:
+        return None
+    name = given or str(features.asked.get("autoencoder_name"))
+    try:
+        coder = Autoencoder.load(name)
+    except RunError:
+        raise
+    except Exception as problem:
+        raise RunError(
+            f"the run's latents were made by the autoencoder {features.asked.get('autoencoder_name')!r}, without which "
+            f"they are no pictures: {problem}; name its folder with --autoencoder"
+        ) from None
+    if fingerprint(coder.module) != features.asked["autoencoder"]:
+        raise RunError(f"autoencoder {name!r}: its weights are not those that made the latents in {task.source}")
+    return coder
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pictures = [Image.fromarray(frame) for frame in frames]
-    pictures = [p.resize((p.width * 3, p.height * 3), Image.Resampling.NEAREST) for p in pictures]
-    with whole(path) as file:
-        kind = path.suffix.removeprefix(".").upper()
-        if len(pictures) > 1:
-            pictures[0].save(file, kind, save_all=True, append_images=pictures[1:], duration=120, loop=0)
-        else:
-            pictures[0].save(file, kind)
+
+def _text(
+    config: RunConfig, features: FeatureManifest | None, prompt: str, count: int, seed: int, encoder: str | None
+) -> Tensor:
+    """Bytes or features of the prompt; without one, of items of the run's source."""
+    task = config.task
+    assert isinstance(task, PictureTask)
+    encoded = features is not None and len(features.text_shape) == 2
+    if prompt and not encoded:
+        return caption_tokens([prompt] * count, features.text_shape[0] if features else task.text_length)
+    if prompt:
+        assert features is not None
+        name = encoder or str(features.asked.get("text_encoder_name"))
+        try:
+            coder = TextEncoder.load(name)
+        except Exception as problem:
+            raise RunError(
+                f"a prompt goes through the text encoder {name!r}: {problem}; name its folder with --text-encoder, or "
+                "give no prompt, which takes texts of the training data"
+            ) from None
+        if fingerprint(coder.model) != features.asked["text_encoder"]:
+            raise RunError(f"text encoder {name!r}: its weights are not those that made the features in {task.source}")
+        hidden, lengths = coder.encode([prompt] * count, features.text_shape[0])
+        for row, length in zip(hidden, lengths.tolist(), strict=True):
+            row[length:] = torch.nan
+        return hidden
+    if features is not None:
+        data = FeatureData(task.source, rows=1)
+        numbers = np.random.default_rng(seed).integers(0, data.items, count)
+        return data.at(numbers).text
+    source = picture_source(task, count, seed + 1).data
+    return caption_tokens(source.captions(source.indices(0)), task.text_length)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from complete_mue.data import ImageData, ImageFolder, MovingSprites, Scenes, StandardLibrary, TextData
+from complete_mue.data import StandardLibrary, TextData
+from complete_mue.errors import RunError
+from complete_mue.layout import Budget
 from complete_mue.models import DiffusionTransformer, LanguageModel
 from complete_mue.nn.router import Routing
 from complete_mue.plan.plan import Plan
 from complete_mue.train.config import PictureTask, RunConfig, TextTask
 from complete_mue.train.objective import interpolate, next_token_loss, velocity_loss
+from complete_mue.train.parallel import ALONE, Ranks
+from complete_mue.train.sources import picture_source
 
 Batch = tuple[Tensor, ...]
 
@@ -31,58 +36,83 @@ class Task:
     embedding: int  # weights of input and output tables that one token uses
     steps: int | None  # how many steps the data holds; None if endless
 
+    def check_holds(self, budget: Budget) -> None:
+        """Refuse a budget that the data cannot fill."""
+        if self.steps is not None and self.steps < budget.steps:
+            raise RunError(
+                f"the data holds {self.steps} steps of {budget.batch_tokens} tokens and the budget asks for "
+                f"{budget.steps}: give more data, fewer steps, or task.epochs=repeat"
+            )
 
-def build(config: RunConfig, plan: Plan | None = None, *, replicas: int | None = None) -> Task:
-    """The task of a config; with ``replicas``, K models in one, all on the same batches."""
+
+def build(
+    config: RunConfig,
+    plan: Plan | None = None,
+    *,
+    replicas: int | None = None,
+    device: torch.device | None = None,
+    ranks: Ranks = ALONE,
+) -> Task:
+    """The task of a config; with ``replicas``, K models in one, all on the same batches. The model is made where
+    ``device`` says; batches are those of this rank.
+    """
     plan = plan or config.plan
+    if config.rows % (ranks.world * config.accumulate):
+        raise RunError(
+            f"{config.rows} rows of a step over {ranks.world} ranks and accumulate = {config.accumulate}: give a "
+            f"budget.batch_tokens that is a multiple of {config.task.tokens_per_row() * ranks.world} times accumulate"
+        )
     if isinstance(config.task, TextTask):
-        return _text(config, config.task, plan, replicas)
-    return _pictures(config, config.task, plan, replicas)
+        return _text(config, config.task, plan, replicas, device, ranks)
+    return _pictures(config, config.task, plan, replicas, device, ranks)
 
 
-def _text(config: RunConfig, task: TextTask, plan: Plan, replicas: int | None) -> Task:
+def _text(
+    config: RunConfig, task: TextTask, plan: Plan, replicas: int | None, device: torch.device | None, ranks: Ranks
+) -> Task:
     options: dict[str, Any] = {
         "sequence": task.sequence,
         "rows": config.rows,
         "seed": config.seed,
         "epochs": task.epochs,
+        "rank": ranks.rank,
+        "world": ranks.world,
     }
     data = StandardLibrary(**options) if task.source == "stdlib" else TextData(Path(task.source), **options)
     vocab = data.vocab
-    model = LanguageModel(config.shape, vocab, plan, qk_norm=config.qk_norm, router=config.router, replicas=replicas)
+    with _on(device):
+        model = LanguageModel(
+            config.shape, vocab, plan, qk_norm=config.qk_norm, router=config.router, replicas=replicas
+        )
+    objective = torch.compile(next_token_loss, dynamic=False) if config.compile else next_token_loss
 
     def loss(model: nn.Module, batch: Batch, routings: list[Routing]) -> Tensor:
         (tokens,) = batch
-        return next_token_loss(model(tokens[..., :-1], routings=routings), tokens, task.z_loss)
+        return objective(model(tokens[..., :-1], routings=routings), tokens, task.z_loss)
 
-    return Task(model, lambda step: (data.batch(step),), loss, task.sequence, config.shape.width * vocab, len(data))
+    steps = len(data) if task.epochs == "single" else None
+    return Task(model, lambda step: (data.batch(step),), loss, task.sequence, config.shape.width * vocab, steps)
 
 
-def _pictures(config: RunConfig, task: PictureTask, plan: Plan, replicas: int | None) -> Task:
-    options: dict[str, Any] = {
-        "size": task.size,
-        "rows": config.rows,
-        "seed": config.seed,
-        "text_length": task.text_length,
-    }
-    if task.source == "scenes":
-        data: Any = Scenes(**options)
-    elif task.source == "sprites":
-        data = MovingSprites(frames=task.frames, **options)
-    else:
-        data = ImageData(ImageFolder(task.source), **options)
-    video = task.source == "sprites"
-    patch = (1, task.patch, task.patch) if video else (task.patch, task.patch)
-    model = DiffusionTransformer(
-        config.shape, 3, patch, plan, qk_norm=config.qk_norm, router=config.router, replicas=replicas
-    )
+def _pictures(
+    config: RunConfig, task: PictureTask, plan: Plan, replicas: int | None, device: torch.device | None, ranks: Ranks
+) -> Task:
+    source = picture_source(task, config.rows, config.seed, ranks.rank, ranks.world)
+    patch = (1, task.patch, task.patch) if source.video else (task.patch, task.patch)
+    with _on(device):
+        model = DiffusionTransformer(
+            config.shape, source.channels, patch, plan, text_features=source.text_features, qk_norm=config.qk_norm,
+            router=config.router, replicas=replicas,
+        )  # fmt: skip
 
     def batch(step: int) -> Batch:
-        pictures = data.batch(step)
+        pictures = source.data.batch(step)
         generator = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
-        noise = torch.randn(pictures.images.shape, generator=generator)
-        t = torch.rand(len(noise), generator=generator)
-        dropped = torch.rand(len(noise), generator=generator) < task.text_dropout
+        # Drawn for the rows of all ranks, so that a row's noise is the same whatever their number.
+        shape = (config.rows, *pictures.images.shape[1:])
+        noise = torch.randn(shape, generator=generator).chunk(ranks.world)[ranks.rank]
+        t = torch.rand(config.rows, generator=generator).chunk(ranks.world)[ranks.rank]
+        dropped = torch.rand(config.rows, generator=generator).chunk(ranks.world)[ranks.rank] < task.text_dropout
         x, velocity = interpolate(noise, pictures.images, t)
         return x, t, model.drop_text(pictures.text, dropped), velocity
 
@@ -90,6 +120,10 @@ def _pictures(config: RunConfig, task: PictureTask, plan: Plan, replicas: int | 
         x, t, text, velocity = batch
         return velocity_loss(model(x, t, text, routings=routings), velocity, len(patch))
 
-    pixels = 3 * task.patch**2
-    steps = data.steps
-    return Task(model, batch, loss, task.tokens_per_row() + task.text_length, 2 * config.shape.width * pixels, steps)
+    sequence = task.tokens_per_row() + source.text_length
+    pixels = source.channels * task.patch**2
+    return Task(model, batch, loss, sequence, 2 * config.shape.width * pixels, source.steps)
+
+
+def _on(device: torch.device | None) -> contextlib.AbstractContextManager[Any]:
+    return contextlib.nullcontext() if device is None else device

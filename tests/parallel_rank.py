@@ -1,0 +1,71 @@
+"""One rank of the tests of many ranks: ``torchrun parallel_rank.py OUT STEPS NAME…``, each NAME one of RUNS, with @N for
+experts over N ranks. The first rank leaves losses, norms and details of every run in OUT.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from complete_mue.recipes import recipe
+from complete_mue.train.config import RunConfig, override
+from complete_mue.train.parallel import ALONE, Ranks, arranged, launched
+from complete_mue.train.trainer import Trainer
+
+CPU = torch.device("cpu")
+TEXT = (
+    "shape.width=16", "shape.depth=2", "shape.head_dim=8", "betas=hold", "budget.steps=20", "task.sequence=16",
+    "budget.batch_tokens=128", "reference.hyper.lr=1e-3",  # calm: rounding stays rounding
+)  # fmt: skip
+PICTURES = (*TEXT[:5], TEXT[-1], "task.size=16", "task.patch=4", "budget.batch_tokens=128")
+RUNS = {
+    "dense": ("lm_tiny", *TEXT),
+    "sparse": ("lm_tiny:8e2a", *TEXT),
+    "shared": ("lm_tiny:8e2a1s", *TEXT),
+    "grouped": ("lm_tiny:8e4a2g", *TEXT),
+    "all": ("lm_tiny:8e4a2g1s", *TEXT, "shape.dense_layers=1", "qk_norm=true", "accumulate=2", "recompute=1"),
+    "balanced": (
+        "lm_tiny:8e2a", *TEXT, "router.balance_loss=0.05", "router.z_loss=0.01", "router.selection_bias=true",
+        "bias_rate=0.01",
+    ),
+    "bfloat16": ("lm_tiny:8e2a1s", *TEXT, "precision=bfloat16", "accumulate=2"),
+    "pictures": ("dit_tiny:8e2a1s", *PICTURES),
+}  # fmt: skip
+
+
+def config_of(name: str, *more: str) -> RunConfig:
+    kind, _, over = name.partition("@")
+    base, *overrides = RUNS[kind]
+    return override(recipe(base), *overrides, f"expert_parallel={over or 1}", *more)
+
+
+def trained(name: str, steps: int, ranks: Ranks = ALONE) -> dict[str, Any]:
+    """Losses and norms of all steps, details of the last."""
+    trainer = Trainer(config_of(name if ranks.mesh is not None else name.partition("@")[0]), CPU, ranks=ranks)
+    trainer.start()
+    taken = [trainer.step(number, detailed=number + 1 == steps) for number in range(steps)]
+    norms = [step.norm for step in taken if step.norm is not None]
+    return {
+        "losses": [float(step.loss) for step in taken],
+        "norms": [float(norm) for norm in norms],
+        "details": taken[-1].details(),
+    }
+
+
+def main(out: str, steps: str, *names: str) -> None:
+    torch.set_num_threads(1)
+    with launched(1, CPU) as ranks:
+        found = {}
+        for name in names:
+            torch.manual_seed(ranks.rank)  # the global seed has no say in anything
+            found[name] = trained(name, int(steps), arranged(int(name.partition("@")[2] or 1), CPU))
+        if ranks.first:
+            Path(out).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
