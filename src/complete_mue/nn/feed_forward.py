@@ -158,9 +158,7 @@ class FeedForward(nn.Module):
             if self.expert_ranks is None:
                 y = routed_experts(tokens, up, down, index, share, kernel=self.kernel)
             else:
-                y = exchange.routed_experts(
-                    tokens, up, down, index, share, group=self.expert_ranks, kernel=self.kernel
-                )
+                y = exchange.routed_experts(tokens, up, down, index, share, group=self.expert_ranks, kernel=self.kernel)
             parts.append(y)
         return sum(parts[1:], parts[0])
 

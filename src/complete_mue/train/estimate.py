@@ -158,16 +158,18 @@ def estimate(config: RunConfig, gpus: int, machine: Machine, task: Task | None =
             f"{config.task.tokens_per_row() * gpus}"
         )
     task = task or meta_task(config)
-    weights, deal, dp = _Weights.of(task, config.expert_parallel), config.expert_parallel, gpus // config.expert_parallel
+    weights, deal, dp = (
+        _Weights.of(task, config.expert_parallel),
+        config.expert_parallel,
+        gpus // config.expert_parallel,
+    )
     here, most = config.rows // gpus, config.rows // config.accumulate
     parts = next(n for n in range(1, here + 1) if here % n == 0 and here // n <= most)
     tokens = here // parts * task.sequence
     narrow = 2 if config.precision == "bfloat16" else 4
 
     # -- memory
-    states = _STATE * (
-        weights.whole + (weights.root + weights.layers + weights.experts) / gpus + weights.shared / dp
-    )
+    states = _STATE * (weights.whole + (weights.root + weights.layers + weights.experts) / gpus + weights.shared / dp)
     if gpus == 1:
         cost = Cost.of(config, task)
         states, gathered = float(cost.state_bytes), 0.0
@@ -219,4 +221,3 @@ def activation_bytes(config: RunConfig, task: Task, narrow: int) -> float:
         total += 2 * 4 * width + narrow * (8 * width + inside)
     outputs = task.embedding / width
     return total + (narrow + 4) * outputs
-
