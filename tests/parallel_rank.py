@@ -1,5 +1,5 @@
-"""One rank of the tests of many ranks: ``torchrun parallel_rank.py OUT STEPS NAME…``, each NAME one of RUNS, with @N for
-experts over N ranks. The first rank leaves losses, norms and details of every run in OUT.
+"""One rank of the tests of many ranks: ``torchrun parallel_rank.py OUT STEPS NAME…``, each NAME one of RUNS, with @N
+for experts over N ranks. The first rank leaves losses, norms and details of every run in OUT.
 """
 
 from __future__ import annotations
