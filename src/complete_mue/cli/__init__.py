@@ -8,11 +8,11 @@ import sys
 
 import typer
 
-from complete_mue.cli import bench, check, data, evaluate, report, sweep, theory, train, web
+from complete_mue.cli import bench, check, cluster, data, evaluate, report, sweep, theory, train, web
 from complete_mue.cli.app import app
 from complete_mue.errors import FileError, MueError
 
-__all__ = ["app", "bench", "check", "data", "evaluate", "main", "report", "sweep", "theory", "train", "web"]
+__all__ = ["app", "bench", "check", "cluster", "data", "evaluate", "main", "report", "sweep", "theory", "train", "web"]
 
 # typer's own usage errors; some versions of typer carry click inside, so the class is taken from where both have it.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]

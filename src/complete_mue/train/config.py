@@ -32,7 +32,7 @@ class TextTask:
     def __post_init__(self) -> None:
         count("task.sequence", self.sequence)
         real("task.z_loss", self.z_loss, positive=False)
-        _check_epochs(self.epochs)
+        _check_data(self.source, self.epochs)
 
     def tokens_per_row(self) -> int:
         """Tokens that one row of a batch counts for."""
@@ -60,7 +60,7 @@ class PictureTask:
             count(f"task.{name}", getattr(self, name))
         if self.size % self.patch:
             raise RunError(f"task.patch = {self.patch} must divide task.size = {self.size}")
-        _check_epochs(self.epochs)
+        _check_data(self.source, self.epochs)
         if real("task.text_dropout", self.text_dropout, positive=False) >= 1:
             raise RunError(f"task.text_dropout = {self.text_dropout}: give a number from 0 up to, not including, 1")
 
@@ -69,7 +69,9 @@ class PictureTask:
         return (self.size // self.patch) ** 2 * self.frames
 
 
-def _check_epochs(epochs: str) -> None:
+def _check_data(source: str, epochs: str) -> None:
+    if not isinstance(source, str) or not source or "\0" in source:
+        raise RunError(f"task.source = {source!r}: give the name of a built-in source, or a folder")
     if epochs not in ("single", "repeat"):
         raise RunError(f"task.epochs = {epochs!r}: give 'single' or 'repeat'")
 
@@ -110,9 +112,18 @@ class RunConfig:
             real("clip", self.clip)
         real("bias_rate", self.bias_rate, positive=False)
         count("seed", self.seed, least=0)
-        for name in ("name", "device"):
+        for name in ("name", "device", "rules"):
             if not isinstance(getattr(self, name), str) or not getattr(self, name):
                 raise RunError(f"{name} = {getattr(self, name)!r}: give a name")
+        if not isinstance(self.wandb, str):
+            raise RunError(f"wandb = {self.wandb!r}: give a project's name, or nothing for none")
+        for name in ("compile", "qk_norm"):
+            if not isinstance(getattr(self, name), bool):
+                raise RunError(f"{name} = {getattr(self, name)!r}: give true or false")
+        if self.betas not in ("transfer", "hold"):
+            raise RunError(f"betas = {self.betas!r}: give 'transfer' or 'hold'")
+        if real("warmup", self.warmup, positive=False) >= 1:
+            raise RunError(f"warmup = {self.warmup}: give a fraction of the steps, from 0 up to, not including, 1")
         if self.precision not in ("float32", "bfloat16"):
             raise RunError(f"precision = {self.precision!r}: give 'float32' or 'bfloat16'")
         if self.attention not in ("auto", "cudnn", "flash"):

@@ -110,6 +110,7 @@ class Estimate:
     fsdp_seconds: float
     exchange_seconds: float
     batch_tokens: int
+    steps: int
     gib: float
 
     @property
@@ -195,7 +196,8 @@ def estimate(config: RunConfig, gpus: int, machine: Machine, task: Task | None =
         activations=kept * tokens, flops_per_token=per_token, fsdp=parts * (over_all + over_dp) + once,
         exchange=exchange, compute_seconds=compute,
         fsdp_seconds=(parts * (over_all + over_dp) + once) / machine.bandwidth(gpus),
-        exchange_seconds=exchange / machine.bandwidth(deal), batch_tokens=config.budget.batch_tokens, gib=machine.gib,
+        exchange_seconds=exchange / machine.bandwidth(deal), batch_tokens=config.budget.batch_tokens,
+        steps=config.budget.steps, gib=machine.gib,
     )  # fmt: skip
 
 

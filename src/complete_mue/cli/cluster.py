@@ -1,0 +1,91 @@
+"""`mue cluster`: a recipe on many GPUs, on paper."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from complete_mue.cli.app import app, need_torch
+from complete_mue.errors import MueError, RunError
+
+
+@app.command("cluster")
+def cluster_command(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE[:LAYOUT]", help="lm_large, dit_large:128e8a4g1s:video, …")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", help="expert_parallel=8, budget.batch_tokens=…, …")
+    ] = None,
+    gpus: Annotated[str, typer.Option("--gpus", help="How many GPUs: one number, or several with commas.")] = (
+        "8,16,32,64,128,256,512,1024"
+    ),
+    gpu: Annotated[str, typer.Option("--gpu", help="H200, H100, A100, B200 or 4090.")] = "H200",
+    mfu: Annotated[float, typer.Option("--mfu", help="Share of the peak that the arithmetic alone reaches.")] = 0.35,
+    node: Annotated[int, typer.Option("--node", help="GPUs of one machine.")] = 8,
+    link: Annotated[float, typer.Option("--link", help="GB/s per GPU inside a machine.")] = 450.0,
+    network: Annotated[float, typer.Option("--network", help="GB/s per GPU between machines.")] = 50.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Memory per rank, time per step, tokens per second and messages of a recipe on many GPUs, estimated.
+
+    FSDP's messages pass beside the arithmetic, the exchange of tokens between experts' ranks does not.
+
+    Example:  mue cluster lm_large expert_parallel=8 --gpus 8,64,512
+    """
+    need_torch("mue cluster")
+    from complete_mue.recipes import recipe as named
+    from complete_mue.train.config import override
+    from complete_mue.train.estimate import Machine, estimate, meta_task
+
+    config = override(named(recipe), *(overrides or []))
+    machine = Machine(gpu, mfu, node, link * 1e9, network * 1e9)
+    task, rows, refused = meta_task(config), list[Any](), list[str]()
+    for number in _numbers(gpus):
+        try:
+            rows.append(estimate(config, number, machine, task))
+        except MueError as problem:
+            refused.append(f"{number} GPUs: {problem}")
+    if not rows:
+        raise RunError(refused[0])
+    if as_json:
+        print(
+            json.dumps({"recipe": config.name, "rows": [row.to_dict() for row in rows], "refused": refused}, indent=1)
+        )
+        return
+    print(
+        f"{config.name} on {gpu}s at {mfu:.1%} of their peak, experts over {config.expert_parallel} ranks, "
+        f"{config.budget.batch_tokens:,} tokens a step, {rows[0].flops_per_token:.3g} FLOP per token"
+    )
+    _table(rows)
+    for line in refused:
+        print(line)
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise RunError(f"--gpus {text}: give whole numbers with commas between them, such as 8,64,512") from None
+
+
+def _table(rows: list[Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    columns = (
+        "GPUs", "micro-batches", "states", "gathered", "activations", "GiB per rank", "fits", "FSDP GB", "tokens GB",
+        "compute s", "FSDP s", "tokens s", "step s", "tokens/s", "days",
+    )  # fmt: skip
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        memory = [f"{part / 2**30:.1f}" for part in (row.states, row.gathered, row.activations, row.bytes)]
+        seconds = (row.compute_seconds, row.fsdp_seconds, row.exchange_seconds, row.seconds)
+        table.add_row(
+            str(row.gpus), str(row.micro_batches), *memory, "yes" if row.fits else "no", f"{row.fsdp / 1e9:.1f}",
+            f"{row.exchange / 1e9:.1f}", *(f"{part:.3f}" for part in seconds), f"{row.tokens_per_second:,.0f}",
+            f"{row.seconds * row.steps / 86400:.1f}",
+        )  # fmt: skip
+    Console(width=200, highlight=False).print(table)

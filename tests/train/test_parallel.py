@@ -1,0 +1,216 @@
+"""Many ranks are one run: FSDP2, experts over ranks, and both give the losses of one process; checkpoints fit any
+number of ranks; a killed rank costs time and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from complete_mue.errors import RunError  # noqa: E402
+from complete_mue.train import checkpoint  # noqa: E402
+from complete_mue.train.config import RunConfig, override, read_config  # noqa: E402
+from complete_mue.train.directory import read_metrics  # noqa: E402
+from complete_mue.train.loop import train  # noqa: E402
+from complete_mue.train.parallel import check_dealing  # noqa: E402
+from complete_mue.train.pieces import Part, Pieces  # noqa: E402
+from parallel_rank import RUNS, config_of, trained  # noqa: E402
+
+STEPS = 20
+pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # CPUs without bfloat16 units say so
+
+
+def torchrun(ranks: int, *arguments: str) -> list[str]:
+    return [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *arguments,
+    ]  # fmt: skip
+
+
+def started(command: list[str]) -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+
+
+def finished(command: list[str]) -> str:
+    process = started(command)
+    out, _ = process.communicate(timeout=500)
+    assert process.returncode == 0, out[-5000:]
+    return out
+
+
+def assert_one_run(ranks: int, names: list[str], folder: Path) -> None:
+    script = str(Path(__file__).parents[1] / "parallel_rank.py")
+    finished(torchrun(ranks, script, str(folder / "out.json"), str(STEPS), *names))
+    found: dict[str, Any] = json.loads((folder / "out.json").read_text())
+    assert list(found) == names
+    for name, many in found.items():
+        one = trained(name, STEPS)
+        kind = name.partition("@")[0]
+        close = 5e-2 if kind == "bfloat16" else 2e-6  # there a rounding is 4e-3, here 6e-8
+        assert many["losses"] == pytest.approx(one["losses"], rel=close), name
+        assert one["losses"][-1] < one["losses"][0] - 0.5
+        if kind == "bfloat16":
+            continue
+        assert many["norms"] == pytest.approx(one["norms"], rel=2e-5), name
+        assert many["details"]["update_ratio"] == pytest.approx(one["details"]["update_ratio"], rel=1e-3), name
+        if config_of(name).accumulate == 1:  # of several micro-batches, the last has other rows
+            assert many["details"].get("load") == one["details"].get("load"), name
+
+
+def test_two_ranks_with_fsdp_and_with_experts_dealt_out(tmp_path: Path) -> None:
+    assert_one_run(2, ["dense", "all@2"], tmp_path)
+
+
+@pytest.mark.slow
+def test_two_ranks_in_every_way(tmp_path: Path) -> None:
+    dealt = [f"{name}@2" for name in RUNS if name != "dense"]
+    assert_one_run(2, [*RUNS, *dealt], tmp_path)
+
+
+@pytest.mark.slow
+def test_four_ranks_in_every_way(tmp_path: Path) -> None:
+    dealt = [f"{name}@{over}" for name in RUNS if name != "dense" for over in (2, 4)]
+    assert_one_run(4, [*RUNS, *dealt], tmp_path)
+
+
+# -- the command ---------------------------------------------------------------------------------------------------
+
+
+def command(run: Path, *more: str) -> list[str]:
+    return ["-m", "complete_mue.train", *RUNS["shared"], "checkpoint_every=5", "device=cpu", *more, "--out", str(run)]
+
+
+def losses(run: Path) -> list[float]:
+    return [line["loss"] for line in read_metrics(run)]
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Path:
+    train(config_of("shared", "checkpoint_every=5", "device=cpu"), tmp_path / "alone")
+    return tmp_path / "alone"
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_four_ranks_resumes_on_any_number(tmp_path: Path, alone: Path) -> None:
+    four = tmp_path / "four"
+    assert "finished after 20 steps on 4 ranks" in finished(torchrun(4, *command(four, "expert_parallel=2")))
+    assert losses(four) == pytest.approx(losses(alone), rel=2e-6)
+    for ranks, over in ((2, 1), (2, 2), (1, 1)):
+        run = tmp_path / f"on{ranks}{over}"
+        shutil.copytree(four, run)
+        shutil.rmtree(checkpoint.Checkpoint.listed(run)[0].folder)
+        out = finished(torchrun(ranks, *command(run, f"expert_parallel={over}", "--resume")))
+        assert "step 1/20" not in out
+        assert losses(run) == pytest.approx(losses(alone), rel=2e-6)
+    # And in one process without torchrun: the same tensors, whole.
+    run = tmp_path / "plain"
+    shutil.copytree(four, run)
+    shutil.rmtree(checkpoint.Checkpoint.listed(run)[0].folder)
+    train(override(read_config(run / "config.json"), "expert_parallel=1"), run, resume=True)
+    assert losses(run) == pytest.approx(losses(alone), rel=2e-6)
+    one, many = (checkpoint.read(checkpoint.Checkpoint.listed(path)[0], None)[0] for path in (alone, four))
+    assert one.keys() == many.keys()
+    for name, weight in one.items():
+        torch.testing.assert_close(many[name], weight, rtol=1e-3, atol=1e-5)
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.slow
+def test_a_killed_rank_is_restarted_and_nothing_is_lost(tmp_path: Path) -> None:
+    longer = ("budget.steps=60", "expert_parallel=2")
+    finished(torchrun(2, *command(tmp_path / "whole", *longer)))
+    run = tmp_path / "killed"
+    process = started([*torchrun(2, "--max-restarts", "2"), *command(run, *longer, "--resume")])
+    deadline = time.monotonic() + 120
+    while not checkpoint.Checkpoint.listed(run) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    workers = children(process.pid)
+    assert len(workers) == 2
+    os.kill(workers[-1], signal.SIGKILL)
+    out, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, out[-5000:]
+    assert out.count("step 1/60") == 1, "it began anew instead of going on"
+    assert losses(run) == losses(tmp_path / "whole")
+    assert json.loads((run / "result.json").read_text())["status"] == "finished"
+
+
+@pytest.mark.slow
+def test_sigterm_stops_all_ranks_at_the_same_step(tmp_path: Path) -> None:
+    process = started(torchrun(2, *command(tmp_path, "budget.steps=5000", "checkpoint_every=5000")))
+    while not read_metrics(tmp_path) and process.poll() is None:
+        time.sleep(0.05)
+    os.kill(children(process.pid)[1], signal.SIGTERM)  # one rank alone hears it
+    process.communicate(timeout=120)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["status"] == "interrupted"
+    assert checkpoint.Checkpoint.listed(tmp_path)[0].step == result["steps"]
+
+
+def test_memory_per_rank_without_training() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "complete_mue.train", "lm_tiny:8e2a", "expert_parallel=4", "--dry-run"],
+        env={**os.environ, "RANK": "0", "WORLD_SIZE": "8"}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "memory per rank" in done.stdout
+    assert "on 8 ranks, experts over 4" in done.stdout
+
+
+# -- pieces --------------------------------------------------------------------------------------------------------
+
+
+def test_pieces_are_put_together_for_any_cut(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    whole = {"a": torch.arange(60.0).view(5, 4, 3), "b": torch.tensor(7.0)}
+    files: dict[str, dict[str, list[int]]] = {}
+    for number, (rows, columns) in enumerate([(r, c) for r in (slice(0, 2), slice(2, 5)) for c in (0, 2)]):
+        name = f"model-{number:05d}.safetensors"
+        tensors = {"a": whole["a"][rows, columns : columns + 2].contiguous()} | ({} if number else {"b": whole["b"]})
+        save_file(tensors, tmp_path / name)
+        files[name] = {"a": [rows.start, columns, 0]} | ({} if number else {"b": []})
+    pieces = Pieces(tmp_path, files)
+    assert pieces.shapes == {"a": (5, 4, 3), "b": ()}
+    for name, tensor in pieces.whole().items():
+        assert torch.equal(tensor, whole[name])
+    assert torch.equal(pieces.read("a", Part((1, 1, 2), (3, 3, 1))), whole["a"][1:4, 1:4, 2:])
+    assert pieces.read("a", Part((5, 0, 0), (0, 4, 3))).shape == (0, 4, 3)
+    del files["model-00003.safetensors"]
+    with pytest.raises(ValueError, match="do not fill"):
+        Pieces(tmp_path, files)
+    with pytest.raises(ValueError, match="not the name"):
+        Pieces(tmp_path, {"../model.safetensors": None})
+
+
+@pytest.mark.parametrize(
+    ("world", "over", "says"),
+    [
+        (4, 3, "divisor of the number of ranks"),
+        (6, 3, "divisor of the number of experts"),
+        (24, 4, "larger expert_par"),
+    ],
+)
+def test_experts_that_cannot_be_dealt_out(world: int, over: int, says: str) -> None:
+    shape = config_of("sparse").shape
+    with pytest.raises(RunError, match=says):
+        check_dealing(world, over, shape)
+
+
+def test_one_process_refuses_experts_over_many(tmp_path: Path) -> None:
+    config: RunConfig = config_of("sparse@2")
+    with pytest.raises(RunError, match="torchrun"):
+        train(config, tmp_path)
+    assert config.fingerprint == config_of("sparse").fingerprint
