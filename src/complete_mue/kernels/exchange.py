@@ -22,6 +22,7 @@ from complete_mue.kernels import dispatch
 from complete_mue.kernels.grouped import sort_by_expert
 
 
+@torch.compiler.disable  # every routing has other sizes: a graph would be compiled anew for each
 def routed_experts(
     x: Tensor, up: Tensor, down: Tensor, index: Tensor, weight: Tensor, *, group: Any, kernel: str | None = None
 ) -> Tensor:
