@@ -6,6 +6,7 @@ formulas. They are checked against runs measured on one GPU (docs/distributed.md
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -204,7 +205,7 @@ def estimate(config: RunConfig, gpus: int, machine: Machine, task: Task | None =
 def meta_task(config: RunConfig) -> Task:
     """The task of a config with a model that has shapes and no weights."""
     with torch.device("meta"):
-        return build(config)
+        return build(dataclasses.replace(config, compile=False))
 
 
 def activation_bytes(config: RunConfig, task: Task, narrow: int) -> float:
