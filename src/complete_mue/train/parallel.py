@@ -206,7 +206,7 @@ def launched(expert_parallel: int, device: torch.device) -> Iterator[Ranks]:
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")  # nothing is added in place
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
+        dist.init_process_group("cpu:gloo,cuda:nccl")
     else:
         dist.init_process_group("gloo")
     try:
