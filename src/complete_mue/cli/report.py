@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json as jsonlib
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from complete_mue.cli.app import app
 from complete_mue.errors import FileError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from complete_mue.report.summary import Summary
 
 
 @app.command("report")
@@ -37,7 +42,6 @@ def report_command(
     from complete_mue.report.plots import can_plot
     from complete_mue.report.records import find_sweeps
     from complete_mue.report.summary import summarize
-    from complete_mue.report.tables import rich_table, tables
 
     console, notes = Console(highlight=False, markup=False), Console(stderr=True, highlight=False, markup=False)
     if out is None and len(folders) > 1:
@@ -59,12 +63,19 @@ def report_command(
     else:
         for summary in summaries:
             console.print(f"\n{summary.title}", style="bold")
-            for line in summary.verdict:
-                console.print(line.text, style={"good": "green", "bad": "red", "open": "yellow"}.get(line.kind, ""))
-            for table in tables(summary):
-                console.print(rich_table(table))
+            show(summary, console)
     if open_:
         import webbrowser
 
         if not webbrowser.open((folder / "report.html").resolve().as_uri()):
             raise FileError(f"no browser could be opened here; open {folder / 'report.html'} yourself")
+
+
+def show(summary: Summary, console: Console) -> None:
+    """A sweep's verdict in words, then its tables."""
+    from complete_mue.report.tables import rich_table, tables
+
+    for line in summary.verdict:
+        console.print(line.text, style={"good": "green", "bad": "red", "open": "yellow"}.get(line.kind, ""))
+    for table in tables(summary):
+        console.print(rich_table(table))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from complete_mue.cli.app import app, need_torch
+from complete_mue.cli.report import show
 from complete_mue.errors import FileError, RunError, nearest
 
 if TYPE_CHECKING:
@@ -288,15 +289,11 @@ def _report(folder: Path) -> None:
 
     from complete_mue.report.files import write_report
     from complete_mue.report.summary import summarize
-    from complete_mue.report.tables import rich_table, tables
 
     console = Console(highlight=False, markup=False)
     summary = summarize(folder)
     written = write_report([summary], folder, lambda path: None)
-    for line in summary.verdict:
-        console.print(line.text, style={"good": "green", "bad": "red", "open": "yellow"}.get(line.kind, ""))
-    for table in tables(summary):
-        console.print(rich_table(table))
+    show(summary, console)
     print(f"report: {next(path for path in written if path.suffix == '.html')}")
 
 
