@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from complete_mue.layout.tensors import VECTOR_ROLES, Role
+from complete_mue.report import find_sweeps, summarize
+from complete_mue.report.article import article, chapters, generated, shown
 from complete_mue.rules.layer import COLUMNS, COMPLETE_MUE
 
 ROOT = Path(__file__).parents[1]
@@ -109,6 +111,22 @@ def test_train_table_equals_the_records() -> None:
         (row,) = record["rows"]
         assert [steps, speed] == [str(record["steps"]), f"{row['tokens_per_second']:,.0f}"]
         assert [mfu, peak] == [f"{100 * row['mfu']:.1f} %", f"{row['peak_gib']:.1f}"]
+
+
+TRANSFER = Path("docs/results/transfer.md")
+
+
+@pytest.mark.skipif(not (ROOT / TRANSFER).exists(), reason="no evidence of the transfer yet")
+def test_the_transfer_page_equals_its_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its generated part is what `mue report docs/results/transfer --page docs/results/transfer.md` writes."""
+    monkeypatch.chdir(ROOT)
+    found = find_sweeps(TRANSFER.with_suffix(""))
+    made = chapters([(summarize(path), path) for path in found])
+    assert generated(TRANSFER.read_text(encoding="utf-8"), TRANSFER) == f"\n{article(made, TRANSFER)}"
+    files = [path for path in TRANSFER.with_suffix("").rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= 20e6
+    drawn = {f"{c.stem}-{picture.key}.png" for c in made for picture in shown(c.summary)}
+    assert {path.name for path in files} == drawn | {path.name for path in found}
 
 
 def test_rule_table_equals_the_code() -> None:

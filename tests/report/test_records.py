@@ -12,7 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from complete_mue.errors import FileError
-from complete_mue.report.records import find_sweeps, read_outcome, read_sweep
+from complete_mue.report.records import outcome_of, read_sweep
+from complete_mue.report.sheet import Sheet
+from complete_mue.report.stored import find_sweeps
 from complete_mue.report.summary import summarize
 
 Write = Callable[..., Path]
@@ -152,7 +154,7 @@ def test_any_change_reads_or_is_refused(tmp_path: Path, changes: dict[str, Any])
     path.write_text(json.dumps({**RECORD, **changes}))
     outcome = refused = None
     try:
-        outcome = read_outcome(path)
+        outcome = outcome_of(Sheet(path, json.loads(path.read_text()), "delete it"), "a")
     except FileError as problem:
         refused = str(problem)
     if outcome is None:

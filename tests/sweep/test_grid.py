@@ -135,3 +135,56 @@ def test_a_folder_of_another_sweep_is_refused(tmp_path: Path) -> None:
     (tmp_path / "sweep.json").write_text(json.dumps({"name": "other"}))
     with pytest.raises(mue.MueError, match="holds another sweep"):
         enter(small(), tmp_path, "", {})
+
+
+def test_a_sweep_grows_in_place(tmp_path: Path) -> None:
+    """Other rule sets, another hyperparameter, more seeds and a wider span: the plan is the union, in any order."""
+    lr = Scan("lr", (1e-3, 2e-3))
+    parts = [
+        small(lr),
+        small(lr, rules=("sp",)),
+        small(Scan("weight_decay", (0.1, 0.2))),
+        small(Scan("lr", (5e-4, 1e-3, 2e-3, 4e-3)), seeds=(0, 1)),
+    ]
+    for number, part in enumerate(parts):
+        enter(part, tmp_path, f"mue sweep {number}", {"number": number})
+    grown = read_sweep(tmp_path)
+    assert {point.id for point in grown.points} == {point.id for part in parts for point in part.points()}
+    assert grown.command == "mue sweep 0 && mue sweep 1 && mue sweep 2 && mue sweep 3"
+    enter(parts[0], tmp_path, "mue sweep again", {"number": 4})  # brings nothing new: neither lost nor named
+    again = read_sweep(tmp_path)
+    assert (again.points, again.command) == (grown.points, grown.command)
+    assert json.loads((tmp_path / "sweep.json").read_text())["request"] == {"number": 4}
+
+
+def test_a_command_that_holds_everything_stands_alone(tmp_path: Path) -> None:
+    enter(small(), tmp_path, "mue sweep narrow", {})
+    enter(small(Scan("lr", (5e-4, 1e-3, 2e-3, 4e-3))), tmp_path, "mue sweep wide", {})
+    assert read_sweep(tmp_path).command == "mue sweep wide"
+
+
+def _other(sweep: Sweep, **changes: object) -> Sweep:
+    dense = dataclasses.replace(sweep.targets[0].config, **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(sweep, targets=(Target("dense", None, dense), *sweep.targets[1:]))
+
+
+def test_what_would_mix_two_sweeps_is_refused(tmp_path: Path) -> None:
+    sweep = small()
+    enter(sweep, tmp_path, "mue sweep", {})
+    before = (tmp_path / "sweep.json").read_bytes()
+    reference = sweep.reference.config.reference
+    retuned = dataclasses.replace(reference, hyper=dataclasses.replace(reference.hyper, lr=0.5))
+    for says, other in (
+        ("its scale is 'tiny', not 'small'", dataclasses.replace(sweep, scale="small")),
+        ("its reference is", _other(sweep, reference=retuned)),
+        ("steps of target 'dense' is", _other(sweep, budget=mue.Budget(2048, 7))),
+        ("has another config", _other(sweep, clip=0.123)),
+    ):
+        with pytest.raises(mue.MueError, match="holds another sweep") as problem:
+            enter(other, tmp_path, "mue sweep", {})
+        assert says in str(problem.value)
+        assert "give another folder" in str(problem.value)
+        assert (tmp_path / "sweep.json").read_bytes() == before
+    (tmp_path / "sweep.json").write_text(json.dumps({**json.loads(before), "points": [1]}))
+    with pytest.raises(mue.MueError, match="cannot be read; give another folder"):
+        enter(sweep, tmp_path, "mue sweep", {})

@@ -46,6 +46,10 @@ def test_executors_agree_and_nothing_runs_twice(tmp_path: Path) -> None:
     kept = {path: path.stat().st_mtime_ns for path in before}
     assert kept == before
     assert len(losses(tmp_path / "here")) == 8
+    go(sweep_of(4e-3, rules=("sp",)), tmp_path / "here", Here())  # and another rule set: what was there stays
+    summary = summarize(tmp_path / "here")
+    assert (summary.progress.runs, summary.progress.finished) == (9, 9)
+    assert [len(curve.points) for curve in summary.scans[0].curves] == [4, 4, 1]
 
 
 def test_one_bad_point_fails_alone_and_can_be_retried(tmp_path: Path) -> None:

@@ -19,11 +19,32 @@ if TYPE_CHECKING:
 
 @app.command("report")
 def report_command(
-    folders: Annotated[
-        list[Path], typer.Argument(metavar="DIR...", help="Folders that `mue sweep` wrote, or one that holds several.")
+    places: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="DIR...", help="Folders that `mue sweep` wrote, packed sweeps, or a folder that holds several."
+        ),
     ],
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder for the report. Default: DIR itself, if one is given.")
+    ] = None,
+    pack: Annotated[
+        Path | None,
+        typer.Option(
+            "--pack",
+            metavar="FOLDER",
+            help="Keep the records: write every sweep as one file FOLDER/TASK-NAME.jsonl, which `mue report` reads "
+            "like the sweep's folder. Parts of one sweep in several folders become one.",
+        ),
+    ] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            "--page",
+            metavar="FILE.md",
+            help="Write all sweeps on one Markdown page, with pictures in a folder beside it. In a page that exists, "
+            "only the part between <!-- generated: NAME --> and <!-- end --> is replaced.",
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the report's JSON instead of tables.")] = False,
     open_: Annotated[bool, typer.Option("--open", help="Open report.html in the browser.")] = False,
@@ -31,44 +52,70 @@ def report_command(
     """Show whether the transfer held: optimum, drift and regret of every layout, in words, tables and pictures.
 
     Reads finished and unfinished sweeps alike and says what is missing. Writes report.html (one page, works offline),
-    report.json, report.csv, report.md, and PNGs where matplotlib is installed.
+    report.json, report.csv, report.md, and PNGs where matplotlib is installed. With --pack or --page it writes these
+    instead, and the report only where --out says.
 
     Example:  mue report runs/activated
     """
     from rich.console import Console
 
-    from complete_mue.report.files import write_report
     from complete_mue.report.html import report_dict
-    from complete_mue.report.plots import can_plot
-    from complete_mue.report.records import find_sweeps
+    from complete_mue.report.stored import find_sweeps
     from complete_mue.report.summary import summarize
 
     console, notes = Console(highlight=False, markup=False), Console(stderr=True, highlight=False, markup=False)
-    if out is None and len(folders) > 1:
-        raise FileError(f"{len(folders)} folders: say where the report goes with --out")
-    found = dict.fromkeys(sweep for folder in folders for sweep in find_sweeps(folder))
+    instead = pack is not None or page is not None
+    if out is None and open_ and instead:
+        raise FileError("--open shows report.html: say where that goes with --out")
+    if out is None and not instead and (len(places) > 1 or places[0].is_file()):
+        what = f"{len(places)} folders" if len(places) > 1 else f"{places[0]} is a packed sweep"
+        raise FileError(f"{what}: say where the report goes with --out")
+    found = list(dict.fromkeys(sweep for place in places for sweep in find_sweeps(place)))
+    if pack is not None:
+        from complete_mue.report.pack import pack_sweeps
+
+        with notes.status("packing"):
+            found = pack_sweeps(found, pack)
+        for path in found:
+            notes.print(f"packed {path} ({path.stat().st_size / 1000:,.0f} kB)")
     with notes.status("reading records") as status:
         summaries = []
         for sweep in found:
             status.update(f"reading {sweep}")
             summaries.append(summarize(sweep))
-    folder = out or folders[0]
-    with notes.status("writing") as status:
-        written = write_report(summaries, folder, lambda path: status.update(f"wrote {path.name}"))
-    notes.print(f"wrote {written[1]} and {len(written) - 1} files beside it")
-    if not can_plot():
-        notes.print("no PNGs: they need matplotlib (pip install 'complete-mue[plots]')")
+    if page is not None:
+        from complete_mue.report.article import write_article
+
+        with notes.status("writing") as status:
+            written = write_article(
+                list(zip(summaries, found, strict=True)), page, lambda path: status.update(f"wrote {path.name}")
+            )
+        notes.print(f"wrote {page} and {len(written) - 1} pictures beside it")
+    folder = out or (None if instead else places[0])
+    if folder is not None:
+        _write(summaries, folder, notes)
     if json:
         print(jsonlib.dumps(report_dict(summaries), indent=1))
     else:
         for summary in summaries:
             console.print(f"\n{summary.title}", style="bold")
             show(summary, console)
-    if open_:
+    if open_ and folder is not None:
         import webbrowser
 
         if not webbrowser.open((folder / "report.html").resolve().as_uri()):
             raise FileError(f"no browser could be opened here; open {folder / 'report.html'} yourself")
+
+
+def _write(summaries: list[Summary], folder: Path, notes: Console) -> None:
+    from complete_mue.report.files import write_report
+    from complete_mue.report.plots import can_plot
+
+    with notes.status("writing") as status:
+        written = write_report(summaries, folder, lambda path: status.update(f"wrote {path.name}"))
+    notes.print(f"wrote {written[1]} and {len(written) - 1} files beside it")
+    if not can_plot():
+        notes.print("no PNGs: they need matplotlib (pip install 'complete-mue[plots]')")
 
 
 def show(summary: Summary, console: Console) -> None:

@@ -1,17 +1,21 @@
 """Reads the records of a sweep and shows whether the transfer held. Reads records, never models; needs no torch.
 
-records     what the sweep left on disk
+stored      where a sweep lies: a folder, or one packed file;  sheet  its JSON, typed;  records  what it says
+union       two parts of one sweep as one;  pack  the packed files
 fit         the optimum of one loss curve
 curves      optimum, drift and regret of one target, with errors from the seeds
 speedup     steps of the reference for one step of the target, to the same loss
 verdict     what it means, in plain words
 summary     all of it for one sweep: ``summarize(folder)``
+overview    the verdict on many sweeps together
 tables, pictures -> svg, html, plots, files     for the terminal, the page, PNG, JSON, CSV, Markdown
+article     many sweeps on one Markdown page, which may hold words of one's own
 """
 
 from complete_mue.report.fit import Basin, Optimum, optimum_of
-from complete_mue.report.records import find_sweeps, read_sweep
+from complete_mue.report.records import read_sweep
 from complete_mue.report.speedup import Speedup, speedup_curves
+from complete_mue.report.stored import find_sweeps
 from complete_mue.report.summary import Summary, summarize
 
 __all__ = [

@@ -6,7 +6,9 @@ below zero. A transferred value off the grid is read off the local quadratic, an
 
 Errors are one standard error, from the seeds: the means are drawn again with the seeds' noise 200 times, with a fixed
 random state, and everything is computed anew, so that an optimum that hops between grid values shows. What a seed adds
-to all values alike moves neither optimum nor regret and is taken out first.
+to all values alike moves neither optimum nor regret and is taken out first. Two seeds tell the noise of one curve
+badly, so half of its variance is taken from the scan's other curves. A lopsided curve moves the parabola's minimum,
+seeds or not: what of that bias is beyond the noise is added.
 """
 
 from __future__ import annotations
@@ -96,7 +98,8 @@ def _value_point(value: float, runs: list[tuple[Point, Outcome | None]]) -> Valu
 def fit_curve(
     hyper: str, rules: str, target: str, transferred: float, points: Sequence[ValuePoint], noise: float | None = None
 ) -> Curve:
-    """The curve through the points. ``noise`` is used where the curve's own seeds do not tell it."""
+    """The curve through the points. ``noise`` is that of the scan's other curves: it steadies what this curve's own
+    seeds say, and stands in where they say nothing."""
     known = _known(points)
     values = [point.value for point in known]
     losses = [None if point.diverged else point.loss for point in known]
@@ -109,8 +112,7 @@ def fit_curve(
     )  # fmt: skip
     if all(loss is None for loss in losses):
         return bare
-    own = curve_noise(points)
-    noise = noise if own is None else own
+    noise = _steadied(curve_noise(points), noise)
     errors = None if noise is None else [noise / math.sqrt(max(point.seeds, 1)) for point in known]
     optimum_error = regret_error = None
     if errors is not None:
@@ -124,6 +126,12 @@ def fit_curve(
         regret=_regret(values, losses, at),
         regret_error=regret_error,
     )
+
+
+def _steadied(own: float | None, others: float | None) -> float | None:
+    if own is None or others is None:
+        return others if own is None else own
+    return math.sqrt((own * own + others * others) / 2)
 
 
 def curve_noise(points: Sequence[ValuePoint]) -> float | None:
@@ -171,17 +179,20 @@ def _errors(
     state = random.Random(name)
     middle, regret = optimum_of(values, losses, errors), _regret(values, losses, at)
     doubled = [error * math.sqrt(2.0) for error in errors]  # a draw has the noise of the means and its own
-    moves, changes = [], []
+    moves, changes, biases = [], [], []
     for _ in range(_DRAWS):
         drawn = [
             None if loss is None else loss + error * state.gauss(0.0, 1.0)
             for loss, error in zip(losses, errors, strict=True)
         ]
-        moves.append(optimum_of(values, drawn, doubled).log2 - middle.log2)
+        found = optimum_of(values, drawn, doubled)
+        moves.append(found.log2 - middle.log2)
+        biases.append(found.bias)
         again = _regret(values, drawn, at)
         if regret is not None and again is not None:
             changes.append(again - regret)
-    floor = middle.step / 2 if middle.method == "grid" else 0.0
+    beyond = math.sqrt(max(0.0, middle.bias**2 - statistics.pvariance(biases)))
+    floor = middle.step / 2 if middle.method == "grid" else beyond
     return math.hypot(_rms(moves), floor), _rms(changes) if changes else None
 
 

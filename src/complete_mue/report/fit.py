@@ -5,7 +5,8 @@ three points misses the minimum by c / 2a, one through five by 1.7 c / a; noise 
 second by 0.16 σ / a. So five points win where noise rules and three where the curve is lopsided, as loss against lr is.
 Five are used only where the curve lets them: the parabola is convex, its minimum lies beside the best point, and its
 residuals are within the noise (if known) or within a tenth of the rise over one step, which holds the bias under 0.07
-steps. Otherwise three points; they are convex by the choice of the middle one.
+steps. Otherwise three points; they are convex by the choice of the middle one. Where both can be drawn, a third of the
+way between their minima (0.4 c / a) says how far a lopsided curve may have moved the one that was taken.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Method = Literal["5 points", "3 points", "grid"]
 
 BASIN_NATS = 0.01
 _RESIDUAL = 0.1  # of the rise over one grid step
-_Vertex = tuple[float, float, float, Method]  # log2 value, loss, curvature, method
+_Vertex = tuple[float, float, float, Method, float]  # log2 value, loss, curvature, method, bias
 _NOISE = math.sqrt(5.99 / 2)  # 95 % of the residuals of five noisy points on a parabola (two degrees of freedom)
 
 
@@ -43,7 +44,8 @@ class Optimum:
 
     ``open``: the best value is at the edge of the grid, so the optimum may lie beyond. An edge beside a diverged value
     is closed, and ``diverges`` says on which side; the optimum is then the grid value itself (``method`` "grid").
-    ``step`` is the grid's spacing around the best value in octaves.
+    ``step`` is the grid's spacing around the best value in octaves; ``bias``, too: by how much the minimum may be off
+    because the curve is no parabola.
     """
 
     value: float
@@ -54,6 +56,7 @@ class Optimum:
     diverges: Literal["above", "below", "both"] | None
     method: Method
     step: float
+    bias: float
     basin: Basin
 
     @property
@@ -80,7 +83,7 @@ def optimum_of(
     best = min(finished, key=lambda i: (ys[i], abs(2 * i - len(ys) + 1)))  # of equals, the one amid the grid
     below, above = _reach(ys, best)
     fitted = _vertex(xs, ys, noise, best, min(below, above, 2)) if below and above else None
-    x, loss, _, method = fitted or (xs[best], ys[best], 0.0, "grid")
+    x, loss, _, method, bias = fitted or (xs[best], ys[best], 0.0, "grid", 0.0)
     wall_below, wall_above = below == 0 and best > 0, above == 0 and best < len(ys) - 1
     return Optimum(
         value=2.0**x if fitted else grid[best],
@@ -91,6 +94,7 @@ def optimum_of(
         diverges=_sides(wall_below, wall_above, "below", "above"),
         method=method,
         step=max((abs(xs[j] - xs[best]) for j in (best - 1, best + 1) if 0 <= j < len(xs)), default=0.0),
+        bias=bias,
         basin=_basin(grid, ys, best, (below, above), fitted, nats),
     )
 
@@ -141,20 +145,26 @@ def _reach(ys: list[float], best: int) -> tuple[int, int]:
 
 def _vertex(xs: list[float], ys: list[float], noise: float | None, best: int, wings: int) -> _Vertex | None:
     """The parabola's minimum; None where the points are level."""
-    if wings == 2:
-        window = range(best - 2, best + 3)
-        curvature, slope, height, residual = _parabola([xs[i] - xs[best] for i in window], [ys[i] for i in window])
+    inner, _ = _minimum(xs, ys, best, 1)
+    outer, residual = _minimum(xs, ys, best, 2) if wings == 2 else (None, math.inf)
+    bias = (outer[0] - inner[0]) / 3 if inner and outer else 0.0
+    if outer is not None:
         step = (xs[best + 1] - xs[best - 1]) / 2
-        adequate = residual <= max(_RESIDUAL * curvature * step * step, _NOISE * (noise or 0.0))
-        at = -slope / (2 * curvature) if curvature > 0 else math.inf
-        if adequate and xs[best - 1] <= xs[best] + at <= xs[best + 1]:
-            return xs[best] + at, height - curvature * at * at, curvature, "5 points"
-    window = range(best - 1, best + 2)
-    curvature, slope, height, _ = _parabola([xs[i] - xs[best] for i in window], [ys[i] for i in window])
+        if residual <= max(_RESIDUAL * outer[2] * step * step, _NOISE * (noise or 0.0)):
+            return (*outer, "5 points", bias)
+    return (*inner, "3 points", bias) if inner else None
+
+
+def _minimum(
+    xs: list[float], ys: list[float], best: int, wings: int
+) -> tuple[tuple[float, float, float] | None, float]:
+    """(log2 value, loss, curvature) of the parabola around the best point, if its minimum lies beside that; residual"""
+    window = range(best - wings, best + wings + 1)
+    curvature, slope, height, residual = _parabola([xs[i] - xs[best] for i in window], [ys[i] for i in window])
     at = -slope / (2 * curvature) if curvature > 0 else math.inf
-    if not xs[best - 1] <= xs[best] + at <= xs[best + 1]:  # level to the last bit
-        return None
-    return xs[best] + at, height - curvature * at * at, curvature, "3 points"
+    if not xs[best - 1] <= xs[best] + at <= xs[best + 1]:
+        return None, residual
+    return (xs[best] + at, height - curvature * at * at, curvature), residual
 
 
 def _parabola(xs: list[float], ys: list[float]) -> tuple[float, float, float, float]:

@@ -18,6 +18,7 @@ from complete_mue.report.summary import Summary
 from complete_mue.report.svg import marker, panel_svg, style_class
 from complete_mue.report.tables import Cell, Row, Table, plain, tables
 from complete_mue.report.verdict import DRIFT_GOAL, REGRET_GOAL, Line
+from complete_mue.report.words import TASKS
 
 FORMAT = 1
 _SIGNS = {"good": "✓", "bad": "✗", "open": "○", "note": "·"}
@@ -69,7 +70,6 @@ script-src 'unsafe-inline'; img-src data:">
 
 def _section(number: int, summary: Summary, alone: bool) -> str:
     heading = "" if alone else f"<h2>{escape(summary.title)}</h2>"
-    task = {"lm": "language model", "dit": "diffusion transformer"}[summary.task]
     p = summary.progress
     state = f"{p.finished} of {p.runs} runs finished"
     state += f", {p.diverged} diverged" if p.diverged else ""
@@ -79,8 +79,8 @@ def _section(number: int, summary: Summary, alone: bool) -> str:
     listed = "".join(_table(table, f"sweeps.{number}.") for table in tables(summary))
     return (
         f'<section id="sweep-{number}">{heading}'
-        f'<p class="soft">{escape(task)}, scale {escape(summary.scale)}, reference {escape(summary.reference)}; '
-        f"{state}; {p.seeds} seed{'s' if p.seeds != 1 else ''}.</p>"
+        f'<p class="soft">{escape(TASKS[summary.task])}, scale {escape(summary.scale)}, reference '
+        f"{escape(summary.reference)}; {state}; {p.seeds} seed{'s' if p.seeds != 1 else ''}.</p>"
         f'{_verdict(summary)}<div class="pictures">{drawn}</div><h3>Numbers</h3>{listed}'
         f"<h3>How it was made</h3><pre><code>{escape(summary.command)}</code></pre></section>"
     )

@@ -88,7 +88,7 @@ def _scan_picture(summary: Summary, scan: Scan) -> Picture | None:
         return None
     values = [point.value for curve in scan.curves for point in curve.points]
     losses = [point.loss for curve in seen for point in curve.points if point.loss is not None and not point.diverged]
-    needed = [curve.optimum.best_loss for curve in seen if curve.optimum]
+    needed = [loss for curve in seen if curve.optimum for loss in (curve.optimum.best_loss, curve.optimum.loss)]
     needed += [curve.transferred_loss for curve in seen if curve.transferred_loss is not None]
     guide = (scan.tuned, f"{scan.tuned:.3g}") if scan.tuned > 0 else None  # zero has no place on a log axis
     name = f"{label(scan.hyper)}, in units of {summary.reference}"

@@ -13,8 +13,8 @@ from typing import Any
 from complete_mue.report.curves import Curve, close, curve_noise, fit_curve, value_points
 from complete_mue.report.records import Outcome, Point, Sweep, Target, read_sweep
 from complete_mue.report.speedup import Speedup, bin_middles, speedup_curves
-from complete_mue.report.verdict import Line, judge, scaling_lines, scan_lines
-from complete_mue.report.words import UNITS
+from complete_mue.report.verdict import Line, Sized, judge, scaling_lines, scan_lines
+from complete_mue.report.words import UNITS, label
 
 HYPERS = ("lr", "weight_decay", "init_std")
 
@@ -100,6 +100,7 @@ def summarize(folder: str | Path) -> Summary:
     size = "active" if len(actives) == len(sweep.targets) else "total"
     progress = _progress(sweep)
     lines = [line for scan in scans for line in scan_lines(scan.hyper, scan.tuned, sweep.reference, scan.curves, unit)]
+    lines += _off_grid_lines(scans, runs)
     if scaling:
         lines += scaling_lines(_by_size(sweep, runs, size), unit, size)
     return Summary(
@@ -157,6 +158,16 @@ def _progress_lines(progress: Progress) -> list[Line]:
     return lines
 
 
+def _off_grid_lines(scans: Sequence[Scan], runs: Sequence[TransferredRun]) -> list[Line]:
+    """A tuned value that was not scanned: `mue sweep` always scans it, a grid of one's own may not."""
+    if runs or not scans:
+        return []
+    values = ", ".join(f"{label(scan.hyper)} {scan.tuned:.3g}" for scan in scans)
+    text = f"No run was planned at the transferred value ({values}): the loss there, and so the regret, is read off "
+    text += "the curve between its neighbours, and there are no speedups and no first steps. Scan that value, too."
+    return [Line("note", text)]
+
+
 def _scans(sweep: Sweep, unit: str) -> tuple[Scan, ...]:
     hypers = dict.fromkeys(point.hyper for point in sweep.points)
     order = sorted(hypers, key=lambda name: HYPERS.index(name) if name in HYPERS else len(HYPERS))
@@ -170,14 +181,19 @@ def _scan(sweep: Sweep, hyper: str, unit: str) -> Scan:
         if point.hyper == hyper:
             groups.setdefault((point.rules, point.target), []).append((point, sweep.outcomes.get(point.id)))
     places = {target.name: i for i, target in enumerate(sweep.targets)}
-    rules = list(dict.fromkeys(name for name, _ in groups))
+    rules = _rule_order(sweep)
     order = sorted(groups, key=lambda key: (key[1] != sweep.reference, rules.index(key[0]), places[key[1]]))
     found = {key: value_points(groups[key]) for key in order}
     noises = [noise for points in found.values() if (noise := curve_noise(points)) is not None]
-    shared = statistics.median(noises) if noises else None  # for curves with one seed beside others with several
+    shared = statistics.median(noises) if noises else None
     curves = [fit_curve(hyper, *key, tuned, found[key], shared) for key in order]
     reference = next((curve for curve in curves if curve.target == sweep.reference), None)
     return Scan(hyper, tuned, tuple(_judged(curve, reference, unit) for curve in curves))
+
+
+def _rule_order(sweep: Sweep) -> list[str]:
+    """That of the reference's own runs first, then as the sweep has them."""
+    return list(dict.fromkeys(p.rules for p in sorted(sweep.points, key=lambda p: p.target != sweep.reference)))
 
 
 def _judged(curve: Curve, reference: Curve | None, unit: str) -> Curve:
@@ -201,7 +217,7 @@ def _transferred_runs(sweep: Sweep, scaling: bool) -> tuple[TransferredRun, ...]
     for point in sweep.points:
         if scaling or close(point.value, sweep.tuned[point.hyper]):
             groups.setdefault((point.rules, point.target), {})[point.id] = point
-    rules = list(dict.fromkeys(name for name, _ in groups))
+    rules = _rule_order(sweep)
     places = {target.name: i for i, target in enumerate(sweep.targets)}
     order = sorted(groups, key=lambda key: (key[1] != sweep.reference, rules.index(key[0]), places[key[1]]))
     runs = [
@@ -250,15 +266,16 @@ def _with_speedup(run: TransferredRun, reference: TransferredRun | None, sweep: 
     return dataclasses.replace(run, speedup=found, speedup_median=found.median) if found.ratio else run
 
 
-def _by_size(
-    sweep: Sweep, runs: Sequence[TransferredRun], size: str
-) -> dict[str, list[tuple[str, int, float | None, bool]]]:
+def _by_size(sweep: Sweep, runs: Sequence[TransferredRun], size: str) -> dict[str, list[Sized]]:
     """Per rule set, smallest first; the reference stands in every one."""
     rules = dict.fromkeys(run.rules for run in runs)
-    rows: dict[str, list[tuple[str, int, float | None, bool]]] = {}
+    rows: dict[str, list[Sized]] = {}
     for name in rules:
         chosen = [run for run in runs if run.rules == name or run.target == sweep.reference]
-        sized = [(run.target, getattr(sweep.target(run.target), size), run.loss, run.diverged) for run in chosen]
+        sized: list[Sized] = []
+        for run in chosen:
+            error = (run.spread or 0.0) / math.sqrt(max(run.seeds, 1))
+            sized.append((run.target, getattr(sweep.target(run.target), size), run.loss, error, run.diverged))
         rows[name] = sorted(sized, key=lambda row: row[1])
     return rows
 

@@ -52,9 +52,9 @@ class Table:
 
 
 def tables(summary: Summary) -> tuple[Table, ...]:
-    """One table per scanned hyperparameter, then the runs at the transferred values."""
+    """One table per scanned hyperparameter, then the runs at the transferred values, if there are any."""
     scans = tuple(scan_table(summary, scan, f"scans.{i}") for i, scan in enumerate(summary.scans))
-    return (*scans, runs_table(summary))
+    return (*scans, runs_table(summary)) if summary.runs else scans
 
 
 def scan_table(summary: Summary, scan: Scan, path: str) -> Table:
@@ -81,17 +81,16 @@ def _wall(curve: Curve) -> str:
 
 def _why(curve: Curve) -> str:
     """The reason, less the numbers that stand in the same row."""
-    says = curve.says.partition("; ")[2] if curve.status == "missed" and curve.says.startswith("drift") else curve.says
+    says = curve.says
+    if says.startswith("drift") and curve.status in ("missed", "unclear"):
+        says = says.partition("; " if curve.status == "missed" else ", but ")[2]
     return f": {says}" if says and curve.status not in ("held", "reference") else ""
 
 
 def _scan_cells(curve: Curve, path: str, reference: bool) -> tuple[Cell, ...]:
     best = curve.optimum
-    bound = {"low": "≤ ", "high": "≥ "}.get(best.open or "", "") if best else ""
-    optimum: Cell = (Piece("–"),)
     basin: Cell = (Piece("–"),)
     if best:
-        optimum = (Piece(bound), _number(best.value, ".3g", f"{path}.optimum.value"))
         basin = (
             Piece("… " if best.basin.low_open else ""),
             _number(best.basin.low, ".3g", f"{path}.optimum.basin.low"),
@@ -99,20 +98,53 @@ def _scan_cells(curve: Curve, path: str, reference: bool) -> tuple[Cell, ...]:
             _number(best.basin.high, ".3g", f"{path}.optimum.basin.high"),
             Piece(" …" if best.basin.high_open else ""),
         )
-    drift = _with_error(curve.drift, curve.drift_error, "+.2f", ".2f", f"{path}.drift")
-    drift = drift if curve.drift is None else (Piece(bound), *drift)
-    regret = _with_error(curve.regret, curve.regret_error, ".4f", ".4f", f"{path}.regret")
-    regret = (Piece("≥ "), *regret) if bound and curve.regret is not None else regret
     return (
         (Piece("" if reference else curve.rules),),
         (Piece(curve.target),),
-        optimum,
-        drift,
-        regret,
+        optimum_cell(curve, path),
+        drift_cell(curve, path),
+        regret_cell(curve, path),
         basin,
         (_number(curve.spread, ".4f", f"{path}.spread"),),
-        (Piece(f"{curve.status}{_wall(curve)}{_why(curve)}"),),
+        verdict_cell(curve),
     )
+
+
+def _bound(curve: Curve) -> str:
+    """The sign before what an open edge makes a bound."""
+    return {"low": "≤ ", "high": "≥ "}.get(curve.optimum.open or "", "") if curve.optimum else ""
+
+
+def optimum_cell(curve: Curve, path: str = "") -> Cell:
+    """The fitted optimum."""
+    if curve.optimum is None:
+        return (Piece("–"),)
+    return (Piece(_bound(curve)), _number(curve.optimum.value, ".3g", f"{path}.optimum.value"))
+
+
+def drift_cell(curve: Curve, path: str = "") -> Cell:
+    """Drift with its error."""
+    drift = _with_error(curve.drift, curve.drift_error, "+.2f", ".2f", f"{path}.drift")
+    return drift if curve.drift is None else (Piece(_bound(curve)), *drift)
+
+
+def regret_cell(curve: Curve, path: str = "") -> Cell:
+    """Regret with its error."""
+    regret = _with_error(curve.regret, curve.regret_error, ".4f", ".4f", f"{path}.regret")
+    return (Piece("≥ "), *regret) if _bound(curve) and curve.regret is not None else regret
+
+
+def loss_cell(curve: Curve, path: str = "") -> Cell:
+    """Loss at the transferred value, with its standard deviation over seeds."""
+    if curve.transferred_diverged:
+        return (Piece("diverged"),)
+    where = f"{path}.transferred_loss"
+    return _with_error(curve.transferred_loss, curve.spread, ".4f", ".4f", where, f"{path}.spread")
+
+
+def verdict_cell(curve: Curve) -> Cell:
+    """Whether the transfer held, and why not."""
+    return (Piece(f"{curve.status}{_wall(curve)}{_why(curve)}"),)
 
 
 def runs_table(summary: Summary) -> Table:

@@ -87,7 +87,8 @@ def scan_lines(hyper: str, tuned: float, reference: str, curves: Sequence[Curve]
     lines = _reference_lines(hyper, tuned, reference, own)
     if groups:
         (main, ours), *others = groups.items()
-        beside = [_beside(main, ours, rules, group, unit) for rules, group in others]
+        at = {curve.target: curve for curve in ours}
+        beside = [beside_line(main, [(at.get(c.target), c) for c in group], rules, unit) for rules, group in others]
         lines = [*_main_lines(hyper, tuned, reference, ours, unit), *lines, *beside]
     elif own is not None and own.optimum is not None and own.optimum.open is None:  # a scan of the reference alone
         best = own.optimum
@@ -101,14 +102,22 @@ def scan_lines(hyper: str, tuned: float, reference: str, curves: Sequence[Curve]
 
 def _main_lines(hyper: str, tuned: float, reference: str, group: Sequence[Curve], unit: str) -> list[Line]:
     served = [curve for curve in group if curve.status == "held"]
-    text = f"{label(hyper).capitalize()}: the {reference} optimum ({tuned:.3g}) served {_of(served, group)}"
+    text = f"{label(hyper).capitalize()}: the {reference} optimum ({tuned:.3g}) served {served_of(served, group)}"
     if served:
         drift = max(abs(curve.drift or 0.0) for curve in served)
         regret = max(curve.regret or 0.0 for curve in served)
         text += f": drift at most {drift:.2f} octaves, regret at most {regret:.3f} {unit}"
-    first = Line("good" if len(served) == len(group) else "open" if served else "bad", f"{text}.")
+    first = Line(kind_of(group), f"{text}.")
     rest = [curve for curve in group if curve.status != "held"]
     return [first, *(Line("bad" if c.status == "missed" else "open", f"{c.target}: {c.says}.") for c in rest)]
+
+
+def kind_of(group: Sequence[Curve]) -> str:
+    """good: all were served; bad: none, and not for want of evidence."""
+    statuses = [curve.status for curve in group]
+    if all(status == "held" for status in statuses):
+        return "good"
+    return "bad" if "missed" in statuses and "held" not in statuses else "open"
 
 
 def _reference_lines(hyper: str, tuned: float, reference: str, own: Curve | None) -> list[Line]:
@@ -124,19 +133,21 @@ def _reference_lines(hyper: str, tuned: float, reference: str, own: Curve | None
     return []
 
 
-def _of(served: Sequence[object], group: Sequence[object]) -> str:
+def served_of(served: Sequence[object], group: Sequence[object]) -> str:
+    """``3 of 4 layouts``."""
     noun = "layout" if len(group) == 1 else "layouts"
     if len(served) == len(group):
         return f"all {len(group)} {noun}" if len(group) > 1 else "its one layout"
     return f"{len(served) or 'none'} of {len(group)} {noun}"
 
 
-def _beside(main: str, ours: Sequence[Curve], rules: str, theirs: Sequence[Curve], unit: str) -> Line:
-    """How another rule set does on the same targets, in the loss that one pays at the transferred value."""
-    by_target = {curve.target: curve for curve in theirs}
-    pairs = [(curve, by_target[curve.target]) for curve in ours if curve.target in by_target]
+def beside_line(main: str, both: Sequence[tuple[Curve | None, Curve]], rules: str, unit: str) -> Line:
+    """How another rule set does, in the loss that one pays at the transferred value; ``both`` holds the main rule set's
+    curve (if there is one) and the other's for each target."""
+    theirs = [curve for _, curve in both]
+    pairs = [(ours, curve) for ours, curve in both if ours is not None]
     served = [curve for curve in theirs if curve.status == "held"]
-    text = f"{rules} served {_of(served, theirs)}"
+    text = f"{rules} served {served_of(served, theirs)}"
     blown = [b.target for _, b in pairs if b.transferred_diverged]
     text += f", diverged at the transferred value for {', '.join(blown)}" if blown else ""
     costs = [(a, b) for a, b in pairs if a.transferred_loss is not None and b.transferred_loss is not None]
@@ -145,7 +156,7 @@ def _beside(main: str, ours: Sequence[Curve], rules: str, theirs: Sequence[Curve
     more = statistics.fmean((b.transferred_loss or 0.0) - (a.transferred_loss or 0.0) for a, b in costs)
     error = _mean_error([curve for pair in costs for curve in pair], len(costs))
     threshold = _CLEAR * error if error is not None else REGRET_GOAL / 2
-    ours_held, theirs_held = (sum(curve.status == "held" for curve in side) for side in zip(*pairs, strict=True))
+    ours_held, theirs_held = (sum(pair[side].status == "held" for pair in pairs) for side in (0, 1))
     if abs(more) <= threshold and theirs_held >= ours_held and not blown:
         return Line("open", f"{text}: it does as well as {main} here; these runs do not tell the two apart.")
     bar = f" ± {error:.3f}" if error is not None else ""
@@ -165,19 +176,25 @@ def _mean_error(curves: Sequence[Curve], pairs: int) -> float | None:
     return math.sqrt(sum(squares)) / pairs
 
 
-def scaling_lines(losses: dict[str, list[tuple[str, int, float | None, bool]]], unit: str, size: str) -> list[Line]:
-    """Loss against size at fixed hyperparameters; per rule set: (target, size, loss, diverged), smallest first."""
+Sized = tuple[str, int, float | None, float, bool]  # target, size, loss, its standard error (0: unknown), diverged
+
+
+def scaling_lines(losses: dict[str, list[Sized]], unit: str, size: str) -> list[Line]:
+    """Loss against size at fixed hyperparameters, per rule set, smallest first; a rise within the noise is none."""
     lines: list[Line] = []
     for rules, rows in losses.items():
-        known = [(name, n, loss) for name, n, loss, diverged in rows if loss is not None and not diverged]
-        blown = [name for name, _, _, diverged in rows if diverged]
+        known = [(name, n, loss, error) for name, n, loss, error, diverged in rows if loss is not None and not diverged]
+        blown = [name for name, _, _, _, diverged in rows if diverged]
         if blown:
             lines.append(Line("bad", f"{rules}: {', '.join(blown)} diverged at the fixed hyperparameters."))
         if len(known) < 2:
             lines.append(Line("open", f"{rules}: fewer than two layouts have a loss yet."))
             continue
-        rises = [b[0] for a, b in itertools.pairwise(known) if b[2] >= a[2] and b[1] > a[1]]
-        (_, n0, first), (_, n1, last) = known[0], known[-1]
+        rises = [
+            name for (_, m, before, e), (name, n, loss, error) in itertools.pairwise(known)
+            if n > m and loss - before >= _CLEAR * math.hypot(e, error)
+        ]  # fmt: skip
+        (_, n0, first, _), (_, n1, last, _) = known[0], known[-1]
         verb = "falls" if last < first else "rises"
         text = f"{rules}: at fixed hyperparameters the loss {verb} from {first:.3f} to {last:.3f} {unit} "
         text += f"between {short_count(n0)} and {short_count(n1)} {size} parameters"

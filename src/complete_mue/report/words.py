@@ -4,6 +4,7 @@ from __future__ import annotations
 
 LABELS = {"lr": "learning rate", "weight_decay": "weight decay", "init_std": "init std"}
 UNITS = {"lm": "nats", "dit": "in loss"}  # of a loss: cross-entropy, or the flow-matching error
+TASKS = {"lm": "language model", "dit": "diffusion transformer"}
 
 
 def label(hyper: str) -> str:

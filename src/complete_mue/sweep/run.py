@@ -6,6 +6,7 @@ sweeps may share one folder; a worker that dies costs its group's unfinished wor
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import time
 from collections import deque
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from complete_mue.errors import RunError
+from complete_mue.report.union import join_plans
 from complete_mue.storage import read_json, write_json
 from complete_mue.sweep.executor import Advanced, Executor, Failed, Finished, Job
 from complete_mue.sweep.grid import Sweep, SweepPoint, fusible
@@ -88,12 +89,15 @@ def run(
 
 
 def enter(sweep: Sweep, folder: Path, command: str, request: dict[str, Any]) -> None:
-    """Write ``sweep.json``; a folder of another sweep is refused."""
-    path = folder / "sweep.json"
-    if path.exists() and read_json(path, "sweep").get("name") != sweep.name:
-        raise RunError(f"{folder} holds another sweep ({read_json(path, 'sweep').get('name')!r}): give another folder")
+    """Write ``sweep.json``; a folder of another sweep is refused. Points of earlier calls stay: the plan is the union,
+    so that a sweep grows by other rule sets, hyperparameters, seeds or a wider span."""
+    path, plan = folder / "sweep.json", sweep.to_dict(command, request)
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(path, sweep.to_dict(command, request))
+    with (folder / ".sweep.lock").open("w") as turn:  # another sweep may enter its own points at this moment
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        if path.exists():
+            plan = join_plans(read_json(path, "sweep"), plan, str(folder), "give another folder")
+        write_json(path, plan)
 
 
 class _Runner:

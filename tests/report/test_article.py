@@ -1,0 +1,133 @@
+"""One Markdown page for many sweeps: verdict, overview, sections, pictures; words of one's own stay."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from complete_mue.cli import app
+from complete_mue.errors import FileError
+from complete_mue.report import summarize
+from complete_mue.report.article import generated
+from complete_mue.report.overview import overview_lines, tallies, worst_drift, worst_regret
+from complete_mue.report.tables import drift_cell, plain, regret_cell
+
+Write = Callable[..., Path]
+SP = {"8e2a": 1.0, "16e4a": 2.0, "64e16a": 2.8}
+
+
+@pytest.fixture
+def runs(sweep_folder: Write, tmp_path: Path) -> Path:
+    """Two axes and a scaling figure in language, one axis in diffusion."""
+    activated = {"name": "activated", "title": "Activated experts"}
+    sweep_folder("runs/a", **activated, other_drifts={"sp": SP}, hypers=("lr", "weight_decay"))
+    sweep_folder("runs/b", name="width", title="Width", drifts={"8e2a": 0.1, "16e4a": 5.0})
+    sweep_folder("runs/c", name="scaling", title="Scaling", grid=(0.008,))
+    sweep_folder("runs/d", **activated, task="dit", run_noise=0.05, curvature=0.01)
+    return tmp_path / "runs"
+
+
+def write_page(*arguments: object) -> None:
+    result = CliRunner().invoke(app, ["report", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+
+
+def test_the_page_has_everything(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_page("runs", "--pack", "docs/transfer", "--page", "docs/transfer.md")
+    page = tmp_path / "docs" / "transfer.md"
+    text = page.read_text()
+    assert text.startswith(
+        "# Transfer\n\n<!-- generated: transfer -->\nMade by `mue report docs/transfer --page docs/transfer.md`"
+    )
+    assert not list(tmp_path.rglob("report.html"))
+    headings = re.findall(r"^#+ .*", text, flags=re.MULTILINE)
+    assert headings == [
+        "# Transfer", "## In short", "## Axis by axis", "## Language model", "### Activated experts", "### Width",
+        "### Scaling", "## Diffusion transformer", "### Activated experts",
+    ]  # fmt: skip
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert all((page.parent / link).is_file() for link in links)
+    pictures = {link for link in links if link.endswith(".png")}
+    assert pictures == {
+        f"transfer/{name}.png"
+        for name in (
+            "lm-activated-lr", "lm-activated-weight_decay", "lm-activated-first-steps", "lm-width-lr",
+            "lm-scaling-scaling", "lm-scaling-speedup", "dit-activated-lr", "dit-activated-first-steps",
+        )
+    }  # fmt: skip
+    assert all((page.parent / link).stat().st_size < 100_000 for link in pictures)
+    assert "transfer/lm-activated.jsonl" in links
+    assert "complete_mue: over the first 100 steps the loss of every layout is within" in text
+    assert re.search(r"dense takes 2\.\d\d \(\w+\) to 2\.\d\d \(\w+\) times the steps", text)
+    for line in text.splitlines():
+        assert not line.startswith("|") or line.count("|") in (9, 11)
+
+
+def test_the_verdict_on_everything(runs: Path) -> None:
+    found = [summarize(runs / name) for name in "abd"]
+    rows = tallies(found)
+    assert [(t.summary.title, t.hyper, t.rules, t.main) for t in rows[:5]] == [
+        ("Activated experts", "lr", "complete_mue", True),
+        ("Activated experts", "lr", "sp", False),
+        ("Activated experts", "weight_decay", "complete_mue", True),
+        ("Activated experts", "weight_decay", "sp", False),
+        ("Width", "lr", "complete_mue", True),
+    ]
+    lines = [line.text for line in overview_lines(rows)]
+    first = lines[0]
+    width = next(curve for curve in found[1].scans[0].curves if curve.target == "16e4a")
+    assert first.startswith("Language model, learning rate: the dense optimum served 4 of 5 layouts on 2 axes")
+    assert f"the largest drift is {plain(drift_cell(width))} octaves (16e4a, Width)" in first
+    assert f"the largest regret {plain(regret_cell(width))} nats (16e4a, Width)" in first
+    assert any(line.startswith("Missed: 16e4a (Width: regret at least") for line in lines)
+    sp = next(line for line in lines if line.startswith("sp served"))
+    assert "higher than that of complete_mue on average" in sp
+    assert sp.endswith("There (Activated experts) complete_mue served all 3 layouts.")
+    assert any(line.startswith("Diffusion transformer, learning rate") for line in lines)
+    assert any(line.startswith(("Too small a budget to tell: ", "Open, ")) for line in lines[-3:])
+
+
+def test_the_worst_is_by_size_in_either_direction(sweep_folder: Write) -> None:
+    curves = summarize(sweep_folder(drifts={"8e2a": 0.2, "16e4a": -1.2})).scans[0].curves
+    drifted, costly = worst_drift(curves), worst_regret(curves)
+    assert drifted is not None
+    assert costly is not None
+    assert drifted.target == costly.target == "16e4a"
+    assert worst_drift([]) is None
+
+
+def test_words_of_ones_own_stay_and_the_rest_is_replaced(runs: Path, tmp_path: Path) -> None:
+    page = tmp_path / "docs" / "transfer.md"
+    write_page(runs, "--page", page)
+    first = page.read_text()
+    assert str(tmp_path) not in first
+    page.write_text(f"Before.\n\n{first}\nAfter, <!-- end --> too.\n")
+    write_page(runs / "b", "--page", page)
+    text = page.read_text()
+    assert text.startswith("Before.\n\n# Transfer\n")
+    assert text.endswith("<!-- end -->\n\nAfter, <!-- end --> too.\n")
+    assert "Activated experts" not in text
+    assert [path.name for path in (tmp_path / "docs" / "transfer").glob("*.png")] == ["lm-width-lr.png"]
+    write_page(runs, "--page", page)
+    assert generated(page.read_text(), page) == generated(first, page)
+
+
+def test_a_page_without_room_is_refused(runs: Path, tmp_path: Path) -> None:
+    page = tmp_path / "transfer.md"
+    page.write_text("# Mine\n")
+    result = CliRunner().invoke(app, ["report", str(runs), "--page", str(page)])
+    assert isinstance(result.exception, FileError)
+    assert "<!-- generated: transfer -->" in str(result.exception)
+    assert page.read_text() == "# Mine\n"
+    assert not (tmp_path / "transfer").exists()
+
+
+def test_a_name_cannot_become_markup(sweep_folder: Write, tmp_path: Path) -> None:
+    folder = sweep_folder(title="<script>[x](y) `z`", drifts={"8e2a": 0.1})
+    write_page(folder, "--page", tmp_path / "page.md")
+    assert "### &lt;script>\\[x\\](y) \\`z\\`" in (tmp_path / "page.md").read_text()
