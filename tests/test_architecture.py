@@ -25,7 +25,7 @@ ALLOWED = {
     "report": set(),
     "bench": {"layout", "kernels", "nn", "train", "recipes", "sweep"},
     "recipes": {"layout", "train"},
-    "sweep": {"layout", "plan", "apply", "nn", "models", "train", "recipes", "report"},
+    "sweep": {"layout", "plan", "apply", "nn", "models", "data", "train", "recipes", "report"},
     "evals": {"layout", "nn", "data", "train", "report"},
     "web": {"layout", "rules", "plan", "report"},
     "cli": {

@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 from complete_mue.nn.rope import PICTURE_BASE, picture_rotary, rotary_table, text_rotary  # noqa: E402
 from complete_mue.recipes import recipe  # noqa: E402
 from complete_mue.train.config import RunConfig, override  # noqa: E402
+from complete_mue.train.recorded import Recorded  # noqa: E402
 from complete_mue.train.trainer import Trainer  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -118,3 +119,20 @@ def test_tables_are_kept_and_right() -> None:
         picture_rotary(2, (2, 3), 16, (8, 8), like), rotary_table(places, 16, (8, 8), PICTURE_BASE), strict=True
     ):
         assert torch.equal(kept, made)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("name", ["lm_tiny", "lm_tiny:16e4a", "dit_tiny:16e4a1s"])
+def test_a_recorded_micro_batch_is_the_plain_one(name: str) -> None:
+    config = override(recipe(name), "compile=true", "precision=bfloat16", "accumulate=2", "device=cuda")
+    trainers = [Trainer(config, torch.device("cuda")) for _ in range(2)]
+    for trainer in trainers:
+        trainer.start()
+    plain, recorded = trainers
+    plain._micro_batch = plain._plain_micro_batch
+    losses = [[float(trainer.step(number).loss) for number in range(8)] for trainer in trainers]
+    assert isinstance(recorded._micro_batch, Recorded)
+    assert recorded._micro_batch._graph is not None
+    assert losses[1] == pytest.approx(losses[0], rel=2e-3)  # bfloat16, and gradients summed in another order

@@ -38,6 +38,9 @@ def eval_command(
     batch_tokens: Annotated[
         int | None, typer.Option("--batch-tokens", min=1, help="Tokens per batch. Default: 65536 on CUDA, 4096 on CPU.")
     ] = None,
+    held_out: Annotated[
+        bool, typer.Option("--held-out", help="The loss on the run's held-out text, into OUT/held_out.json.")
+    ] = False,
     requests_out: Annotated[
         Path | None, typer.Option("--requests-out", help="Write the questions to a file; no model is needed.")
     ] = None,
@@ -59,6 +62,8 @@ def eval_command(
 
     Example:  mue eval runs/moe --data evals --tasks arc_easy,piqa --limit 100
 
+    Loss on held-out text:  mue eval runs/moe --held-out
+
     Where the model's machine has no harness:  mue eval --data evals --requests-out q.xz,
     there  mue eval runs/moe --requests q.xz,  back here  mue eval --data evals --answers answers.jsonl.xz --out results
     """
@@ -67,6 +72,11 @@ def eval_command(
     with _progress() as (progress, said):
         if requests_out is not None:
             _ask(requests_out, _given(data, "--data"), names, shots, limit, said)
+            return
+        if held_out:
+            run = Path(_given(checkpoint, "a run's directory"))
+            found = _held_out(run, out or run / "eval", device, precision, batch_tokens, progress)
+            print(jsonlib.dumps(found.to_dict(), indent=2) if json else found.to_text())
             return
         if requests is not None:
             run = Path(_given(checkpoint, "a run's directory"))
@@ -119,6 +129,21 @@ def _answer(
     scorer, model = open_run(run, device=device, precision=precision, batch_tokens=batch_tokens)
     answer_requests(requests, out / "answers.jsonl.xz", scorer, model, progress)
     print(f"answers in {out / 'answers.jsonl.xz'}")
+
+
+def _held_out(
+    run: Path, out: Path, device: str, precision: str, batch_tokens: int | None, progress: Any
+) -> Any:  # fmt: skip
+    from complete_mue.evals.held_out import held_out_loss
+    from complete_mue.evals.run import open_run
+    from complete_mue.storage import write_json
+    from complete_mue.train.config import read_config
+
+    scorer, model = open_run(run, device=device, precision=precision, batch_tokens=batch_tokens)
+    found = held_out_loss(read_config(run / "config.json"), scorer, progress("held-out text"))
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / "held_out.json", {"model": model, **found.to_dict()})
+    return found
 
 
 def _evaluate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,9 @@ def train_command(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", help="budget.steps=300, seed=1, …")
     ] = None,
+    reference: Annotated[
+        Path | None, typer.Option("--reference", help="A tuned reference.toml to transfer from, as `mue tune` writes.")
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="The run's directory. Default: runs/NAME.")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest checkpoint in the directory.")
@@ -31,11 +35,16 @@ def train_command(
     Example:  mue train lm_tiny:16e4a budget.steps=200 betas=hold --out runs/moe
     """
     need_torch("mue train")
+    from complete_mue.layout.files import read_reference
     from complete_mue.recipes import recipe as named
     from complete_mue.train.config import override
-    from complete_mue.train.loop import pick_device, train
+    from complete_mue.train.loop import train
+    from complete_mue.train.trainer import pick_device
 
-    config = override(named(recipe), *(overrides or []))
+    config = named(recipe)
+    if reference is not None:
+        config = dataclasses.replace(config, reference=read_reference(reference))
+    config = override(config, *(overrides or []))
     pick_device(config.device)
     if dry_run:
         _dry_run(config)

@@ -112,6 +112,10 @@ class DiffusionTransformer(nn.Module):
         h = self.final_norm(h[..., words.shape[-2] :, :]) * (1 + scale) + shift
         return self._image(self.readout_output * linear(h, self.readout), grid)
 
+    def compile_parts(self) -> None:
+        """Compile the layers, one for all of a kind."""
+        self.run_layer.compile()
+
     def drop_text(self, text: Tensor, dropped: Tensor) -> Tensor:
         """Text with the dropped rows (a mask over the batch) replaced by "no text", for classifier-free guidance."""
         mask = dropped.view(*dropped.shape, *(1,) * (text.ndim - dropped.ndim))

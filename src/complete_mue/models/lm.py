@@ -8,6 +8,8 @@ Axes: replica (optional, first), batch, tokens, width, vocab.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -59,6 +61,7 @@ class LanguageModel(nn.Module):
             replicas=replicas,
         )
         self.run_layer = LayerRunner(Layer.__call__)
+        self.run_head: Callable[[RmsNorm, Tensor, Tensor, float], Tensor] = _logits
         self.final_norm = RmsNorm(shape.width, replicas=replicas)
         self.readout = nn.Parameter(torch.empty(*lead, vocab, shape.width))
         self.readout_output = multiplier(plan, Role.READOUT)
@@ -77,7 +80,12 @@ class LanguageModel(nn.Module):
         rotary = text_rotary(seen, seen + tokens.shape[-1], self.head_dim, x)
         for number, layer in enumerate(self.layers):
             x = self.run_layer(number, routings, layer, x, rotary, past[number] if past else None)
-        return self.readout_output * linear(self.final_norm(x), self.readout)
+        return self.run_head(self.final_norm, self.readout, x, self.readout_output)
+
+    def compile_parts(self) -> None:
+        """Compile the layers, one for all of a kind, and the head."""
+        self.run_layer.compile()
+        self.run_head = torch.compile(self.run_head, dynamic=False)
 
     def _embed(self, tokens: Tensor) -> Tensor:
         if self.replicas is None:
@@ -119,3 +127,13 @@ class LanguageModel(nn.Module):
                 step = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)
             tokens = torch.cat([tokens, step], dim=1)
         return tokens
+
+
+def _logits(norm: RmsNorm, readout: Tensor, x: Tensor, multiplier: float) -> Tensor:
+    """The head, its multiplier on the narrower side of the product."""
+    vocab = readout.shape[-2]
+    spare = -vocab % 8 if x.is_cuda else 0  # rows of 257 numbers are products without tensor cores' full speed
+    if spare:
+        readout = F.pad(readout, (0, 0, 0, spare))
+    logits = linear(multiplier * norm(x), readout)
+    return logits[..., :vocab] if spare else logits

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from complete_mue.errors import ShapeError
+from complete_mue.kernels.fused import split_rotated
 from complete_mue.layout import Role, TensorSpec
 from complete_mue.nn.linear import RmsNorm, linear
 from complete_mue.nn.rope import rotate
@@ -79,11 +80,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], past: KeyValues | None = None) -> Tensor:
         """x [(K,) batch, tokens, width] -> the same shape; ``rotary`` is cos and sin of the tokens' positions."""
-        query, key, value, gate = linear(x, self.into).chunk(4, dim=-1)
-        query, key, value = (part.unflatten(-1, (-1, self.head_dim)) for part in (query, key, value))
-        if self.query_norm is not None and self.key_norm is not None:
-            query, key = self.query_norm(query), self.key_norm(key)
-        query, key = rotate(query, *rotary), rotate(key, *rotary)
+        query, key, value, gate = self._split(linear(x, self.into), *rotary)
         seen = 0 if past is None else past.length
         if past is not None:
             key, value = past.extend(key, value)
@@ -96,5 +93,16 @@ class Attention(nn.Module):
             mask, causal = torch.arange(key.shape[-2], device=x.device)[None, :] <= rows, False
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal, scale=self.scale)
         mixed = mixed.transpose(1, 2).flatten(-2).view(x.shape)
-        y = linear(mixed * torch.sigmoid(gate), self.out)
+        y = linear(mixed * torch.sigmoid(gate.flatten(-2)), self.out)
         return y if self.output == 1 else self.output * y
+
+    def _split(self, joined: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+        """[..., tokens, 4 width] -> query and key (rotated), value and gate, each [..., tokens, heads, head_dim]."""
+        if self.query_norm is None or self.key_norm is None:
+            parts = split_rotated(joined, cos, sin)
+            if parts is not None:
+                return parts
+        query, key, value, gate = (part.unflatten(-1, (-1, self.head_dim)) for part in joined.chunk(4, dim=-1))
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        return rotate(query, cos, sin), rotate(key, cos, sin), value, gate

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from complete_mue.errors import ShapeError, nearest
+from complete_mue.kernels.fused import top_experts
 from complete_mue.layout import RoutedGroup
 from complete_mue.layout.numbers import real
 
@@ -168,7 +169,9 @@ def select(logits: Tensor, groups: tuple[GroupRun, ...], score: str, bias: Tenso
     for part, run in _by_group(logits, groups):
         last = first + run.count * run.experts
         starts = torch.arange(first, last, run.experts, device=logits.device)
-        chosen.append((part.topk(run.active, dim=-1).indices + starts[:, None]).flatten(-2))
+        best = top_experts(part, run.active)
+        best = part.topk(run.active, dim=-1).indices if best is None else best
+        chosen.append((best + starts[:, None]).flatten(-2))
         first = last
     return chosen[0] if len(chosen) == 1 else torch.cat(chosen, dim=-1)
 

@@ -6,6 +6,7 @@ import os
 
 import torch
 
+from complete_mue.data.manifest import Manifest
 from complete_mue.train.config import RunConfig, TextTask
 
 # Tokens per step, times width, from where a GPU gains little more: 16 runs of 16k tokens at width 128.
@@ -25,12 +26,18 @@ def replicas_that_fit(config: RunConfig, device: torch.device, *, workers: int =
 
 def replica_bytes(config: RunConfig) -> float:
     """Weights, gradients and moments of one run, and the activations of its largest micro-batch: an estimate."""
-    shape, vocab = config.shape, 50_304 if isinstance(config.task, TextTask) and config.task.source != "stdlib" else 256
+    shape, vocab = config.shape, _vocab(config)
     states = 16 * (shape.parameters.total + 2 * vocab * shape.width)
     active = sum(group.active for group in shape.main.groups)
     per_layer = 40 * shape.width + 4 * active * shape.width + 8 * shape.active_width
     tokens = config.budget.batch_tokens / config.accumulate
     return states + tokens * (shape.depth * per_layer + 12 * vocab)
+
+
+def _vocab(config: RunConfig) -> int:
+    if isinstance(config.task, TextTask) and config.task.source != "stdlib":
+        return Manifest.read(config.task.source).tokenizer.vocab
+    return 256
 
 
 def cores() -> int:

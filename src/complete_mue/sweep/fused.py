@@ -21,8 +21,8 @@ from complete_mue.errors import RunError
 from complete_mue.models import DiffusionTransformer, LanguageModel
 from complete_mue.nn.router import Routing
 from complete_mue.sweep.adamw import ReplicaAdamW, ReplicaSettings
-from complete_mue.sweep.recorded import Recorded
 from complete_mue.train.config import RunConfig
+from complete_mue.train.recorded import Recorded
 from complete_mue.train.schedule import last_window
 from complete_mue.train.task import Batch, Task, build
 from complete_mue.train.trainer import pick_device
@@ -58,16 +58,18 @@ def train_fused(
     """
     _check_alike(configs)
     first, device = configs[0], pick_device(configs[0].device)
-    tasks = [build(config) for config in _data_configs(configs)]
+    seeds = list(dict.fromkeys(config.seed for config in configs))
+    tasks = [build(dataclasses.replace(first, seed=seed)) for seed in seeds]
+    whose = torch.tensor([seeds.index(config.seed) for config in configs], device=device)
     tasks[0].check_holds(first.budget)
     model = _bare_model(first, tasks[0], len(configs)).to(device, dtype)
     optimizer = _prepare(model, configs)
     losses_of = _losses(first, tasks[0], model)
     if first.compile:
-        model.run_layer.compile()  # type: ignore[union-attr,operator]
+        model.compile_parts()  # type: ignore[operator]
     alive = torch.ones(len(configs), dtype=torch.bool, device=device)
 
-    def advance(batch: Batch, factor: Tensor) -> tuple[Tensor, list[Routing]]:
+    def advance(factor: Tensor, *batch: Tensor) -> tuple[Tensor, list[Routing]]:
         loss, routings, loads = _backward(first, losses_of, batch, len(tasks) > 1)
         alive.logical_and_(loss.isfinite())
         optimizer.step(factor, alive)
@@ -79,8 +81,8 @@ def train_fused(
     factors = torch.tensor([first.schedule.factor(step) for step in range(steps)], dtype=torch.float64, device=device)
     history: list[Tensor] = []
     routings: list[Routing] = []
-    for step, batch in enumerate(_placed_batches(tasks, steps, device, dtype)):
-        loss, routings = take(batch, factors[step])
+    for step, batch in enumerate(_placed_batches(tasks, whose, steps, dtype)):
+        loss, routings = take(factors[step], *batch)
         history.append(loss.clone())
         if step % first.log_every == 0:
             report(step, loss.tolist())
@@ -104,11 +106,6 @@ def _check_alike(configs: Sequence[RunConfig]) -> None:
 
     if len({config.plan.attention_scale for config in configs}) > 1:
         raise RunError("configs differ in their attention scale: give their references one head_dim")
-
-
-def _data_configs(configs: Sequence[RunConfig]) -> list[RunConfig]:
-    """One config where all see the same batches, else one per replica."""
-    return [configs[0]] if len({config.seed for config in configs}) == 1 else list(configs)
 
 
 def _bare_model(config: RunConfig, task: Task, replicas: int) -> nn.Module:
@@ -170,14 +167,19 @@ def _losses(config: RunConfig, task: Task, model: nn.Module) -> Losses:
     return losses_of
 
 
-def _placed_batches(tasks: list[Task], steps: int, device: torch.device, dtype: torch.dtype) -> Iterator[Batch]:
-    """Every step's batch on the device, [rows, ...] where replicas share it, else [K, rows, ...]."""
+def _placed_batches(tasks: list[Task], whose: Tensor, steps: int, dtype: torch.dtype) -> Iterator[Batch]:
+    """Every step's batch on the device: [rows, ...] where replicas share it, else [K, rows, ...].
+
+    There is one task per seed, and ``whose`` [K] says which is a replica's: a batch is made once per seed.
+    """
+    device = whose.device
 
     def place(step: int) -> Batch:
         batches = [task.batch(step) for task in tasks]
-        parts = batches[0] if len(batches) == 1 else tuple(torch.stack(column) for column in zip(*batches, strict=True))
+        parts = batches[0] if len(tasks) == 1 else tuple(torch.stack(column) for column in zip(*batches, strict=True))
         pinned = [part.pin_memory() if device.type == "cuda" else part for part in parts]
-        return tuple(p.to(device, dtype if p.is_floating_point() else None, non_blocking=True) for p in pinned)
+        placed = (p.to(device, dtype if p.is_floating_point() else None, non_blocking=True) for p in pinned)
+        return tuple(placed) if len(tasks) == 1 else tuple(part.index_select(0, whose) for part in placed)
 
     return map(place, range(steps))
 
