@@ -175,6 +175,12 @@ def test_divergence_is_a_result(tmp_path: Path) -> None:
     assert result.status == "diverged"
     assert result.loss is None
     assert json.loads((tmp_path / "result.json").read_text())["status"] == "diverged"
+    trained, warnings = read_metrics(tmp_path), list[str]()
+    assert train(config, tmp_path, resume=True, warn=warnings.append) == result, "it would only diverge again"
+    assert "would again" in warnings[0]
+    assert read_metrics(tmp_path) == trained
+    (tmp_path / "result.json").write_text("{}")
+    assert train(config, tmp_path, resume=True) == result
 
 
 def test_learning_rates_follow_plan_and_schedule(tmp_path: Path) -> None:

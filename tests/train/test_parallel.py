@@ -25,6 +25,7 @@ from complete_mue.train.directory import read_metrics  # noqa: E402
 from complete_mue.train.loop import train  # noqa: E402
 from complete_mue.train.parallel import check_dealing  # noqa: E402
 from complete_mue.train.pieces import Part, Pieces  # noqa: E402
+from device_rank import FULL  # noqa: E402
 from parallel_rank import RUNS, config_of, trained  # noqa: E402
 
 STEPS = 20
@@ -37,13 +38,13 @@ def torchrun(ranks: int, *arguments: str) -> list[str]:
     ]  # fmt: skip
 
 
-def started(command: list[str]) -> subprocess.Popen[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+def started(command: list[str], **more: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **more}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
 
 
-def finished(command: list[str]) -> str:
-    process = started(command)
+def finished(command: list[str], **more: str) -> str:
+    process = started(command, **more)
     out, _ = process.communicate(timeout=900)
     assert process.returncode == 0, out[-5000:]
     return out
@@ -64,8 +65,7 @@ def assert_one_run(ranks: int, names: list[str], folder: Path) -> None:
             continue
         assert many["norms"] == pytest.approx(one["norms"], rel=2e-5), name
         assert many["details"]["update_ratio"] == pytest.approx(one["details"]["update_ratio"], rel=1e-3), name
-        if config_of(name).accumulate == 1:  # of several micro-batches, the last has other rows
-            assert many["details"].get("load") == one["details"].get("load"), name
+        assert many["details"].get("load") == one["details"].get("load"), name
 
 
 def test_two_ranks_with_fsdp_and_with_experts_dealt_out(tmp_path: Path) -> None:
@@ -163,6 +163,28 @@ def test_sigterm_stops_all_ranks_at_the_same_step(tmp_path: Path) -> None:
     assert checkpoint.Checkpoint.listed(tmp_path)[0].step == result["steps"]
 
 
+@pytest.mark.slow
+def test_a_rank_that_fails_alone_ends_all(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").mkdir()  # the first rank writes metrics, the other goes on to the first step
+    process = started(torchrun(2, *command(tmp_path)))
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 1, out[-5000:]
+    assert "step 1/20" not in out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("resume", [(), ("--resume",)], ids=["", "resume"])
+def test_a_divergence_is_not_repeated(tmp_path: Path, resume: tuple[str, ...]) -> None:
+    """It cannot get better: torchrun starts the ranks again, and they leave at once and say so."""
+    wild = ("clip=none", "reference.hyper.lr=1e30", "budget.steps=50", "log_every=1", *resume)
+    process = started([*torchrun(2, "--max-restarts", "1"), *command(tmp_path, *wild)])
+    out, _ = process.communicate(timeout=300)
+    assert process.returncode == 1, out[-5000:]  # torchrun's word for a failure
+    assert out.count("step 1/50") == 1, out[-5000:]
+    assert out.count("rank 0: " + str(tmp_path) + " diverged at step") == 1, out[-5000:]
+    assert json.loads((tmp_path / "result.json").read_text())["status"] == "diverged"
+
+
 def test_memory_per_rank_without_training() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "complete_mue.train", "lm_tiny:8e2a", "expert_parallel=4", "--dry-run"],
@@ -170,6 +192,38 @@ def test_memory_per_rank_without_training() -> None:
     )  # fmt: skip
     assert "memory per rank" in done.stdout
     assert "on 8 ranks, experts over 4" in done.stdout
+
+
+# -- the path of many GPUs, on one ---------------------------------------------------------------------------------
+
+
+def assert_the_path_of_many_gpus(kind: str, folder: Path) -> None:
+    """All of it in one rank: process group, mesh, FSDP2, experts dealt out, tokens sent; on CUDA bfloat16, compiled."""
+    lean = ("precision=bfloat16", "compile=true") if kind == "cuda" else ()
+    close = 2e-2 if lean else 2e-6
+    more = (*FULL, *lean, f"device={kind}", "budget.steps=12")
+    caches = {key: str(folder) for key in ("TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
+    out = finished(torchrun(1, *command(folder / "run", *more, "--resume")), **caches)
+    assert "finished after 12 steps on 1 ranks" in out
+    script = str(Path(__file__).parents[1] / "device_rank.py")
+    finished(torchrun(1, script, str(folder / "out.json"), *more), **caches)
+    found: dict[str, Any] = json.loads((folder / "out.json").read_text())
+    assert found["device"] == ("cuda:0" if kind == "cuda" else "cpu")
+    assert found["backend"] == ("nccl" if kind == "cuda" else "gloo")
+    assert found["dealt"] == pytest.approx(found["alone"], rel=close), "experts dealt out"
+    assert losses(folder / "run") == pytest.approx(found["alone"], rel=close), "the command, cut with FSDP2"
+    assert found["alone"][-1] < found["alone"][0] - 0.3
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU and NCCL")
+def test_the_path_of_many_gpus_on_one(tmp_path: Path) -> None:
+    assert_the_path_of_many_gpus("cuda", tmp_path)
+
+
+@pytest.mark.slow
+def test_the_path_of_many_gpus_on_a_cpu(tmp_path: Path) -> None:
+    assert_the_path_of_many_gpus("cpu", tmp_path)
 
 
 # -- pieces --------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from complete_mue.apply.bind import Binding, bind
 from complete_mue.apply.family import Family
@@ -60,15 +60,29 @@ def clip_grad_norm_(
     """Clip by the global norm of the gradients as the multiplier form sees them, and return that norm.
 
     A folded parameter is m times its multiplier-form twin, so its gradient is 1/m of the twin's: the norm is taken over
-    m g. With the plain norm the two forms would clip differently. Sharded gradients are summed over all ranks. A
-    ``binding`` made once (``bind(model, plan)``) saves a loop from walking all names at every step.
+    m g. With the plain norm the two forms would clip differently. A ``binding`` made once (``bind(model, plan)``) saves
+    a loop from walking all names at every step.
+
+    Gradients may be cut in several ways, as with FSDP2 and experts over ranks: a DTensor is summed over the ranks of
+    its own mesh. A plain tensor counts once: every rank must hold the same, so reduce it first. All ranks must call.
     """
     real("max_norm", max_norm)
     binding = bind(model, plan, family) if binding is None else binding
-    found = [(b.parameter, grad, b.folded) for b in binding if (grad := b.parameter.grad) is not None]
-    total = _norm([gradient for _, gradient, _ in found], [weight for _, _, weight in found])
-    nn.utils.clip_grads_with_norm_([parameter for parameter, _, _ in found], max_norm, total)
+    found = [(grad, b.folded) for b in binding if (grad := b.parameter.grad) is not None]
+    gradients = [gradient for gradient, _ in found]
+    total = _norm(gradients, [weight for _, weight in found])
+    _scale(gradients, (max_norm / (total + 1e-6)).clamp(max=1.0))
     return total
+
+
+def _scale(gradients: Sequence[Tensor], factor: Tensor) -> None:
+    """Multiply in place what this rank holds: torch's own clipping refuses DTensors of several meshes at once."""
+    alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for gradient in gradients:
+        local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        alike.setdefault((local.device, local.dtype), []).append(local)
+    for (device, _), same in alike.items():
+        torch._foreach_mul_(same, factor.to(device))
 
 
 def _norm(gradients: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
@@ -77,9 +91,13 @@ def _norm(gradients: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     for gradient, weight in zip(gradients, weights, strict=True):
         mesh, sharded = None, tuple[bool, ...]()
         if isinstance(gradient, DTensor):
-            mesh, sharded = gradient.device_mesh, tuple(isinstance(p, Shard) for p in gradient.placements)
-            if not all(isinstance(p, Shard | Replicate) for p in gradient.placements):
-                raise RunError(f"a gradient has placements {gradient.placements}: reduce it before clipping")
+            if any(placement.is_partial() for placement in gradient.placements):
+                raise RunError(
+                    f"a gradient has placements {gradient.placements}, a sum that is still open: reduce it before "
+                    "clipping, with redistribute to Replicate() or Shard()"
+                )
+            # Whatever is not held whole is cut: FSDP2 over experts dealt out has a placement that is no Shard.
+            mesh, sharded = gradient.device_mesh, tuple(not p.is_replicate() for p in gradient.placements)
             gradient = gradient.to_local()
         part = shares.setdefault((mesh, sharded, gradient.device, gradient.dtype), ([], []))
         part[0].append(gradient)

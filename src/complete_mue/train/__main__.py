@@ -17,7 +17,7 @@ from complete_mue.errors import MueError
 from complete_mue.recipes import recipe
 from complete_mue.train.config import override
 from complete_mue.train.estimate import Machine, estimate
-from complete_mue.train.loop import train
+from complete_mue.train.loop import divergence, repeated, train
 from complete_mue.train.parallel import launched
 from complete_mue.train.trainer import pick_device
 
@@ -34,11 +34,16 @@ def main(arguments: list[str] | None = None) -> int:
             if rank == 0:
                 print(f"{config.name}\n{estimate(config, world, Machine()).memory()}")
             return 0
+        run = given.out or Path("runs") / config.name
+        if (given.resume or _restarted()) and (ended := divergence(run, config)) is not None:
+            # torchrun counts a divergence as a failure and starts the ranks again: they must not repeat it.
+            print(f"rank {rank}: {repeated(run, ended)}", file=sys.stderr)
+            return _DIVERGED
         device = _device(config.device)
         with launched(config.expert_parallel, device) as ranks:
             result = train(
-                config, given.out or Path("runs") / config.name, resume=given.resume, report=_report(config),
-                warn=lambda text: print(f"warning: {text}", file=sys.stderr), ranks=ranks, device=device,
+                config, run, resume=given.resume, report=_report(config), ranks=ranks, device=device,
+                warn=lambda text: print(f"warning: {text}", file=sys.stderr),
             )  # fmt: skip
     except MueError as problem:
         print(f"rank {rank}: error: {' '.join(str(problem).split())}", file=sys.stderr)
@@ -72,6 +77,11 @@ def _device(name: str) -> torch.device:
     device = pick_device(name)
     local = os.environ.get("LOCAL_RANK")
     return torch.device("cuda", int(local)) if device.type == "cuda" and local is not None else device
+
+
+def _restarted() -> bool:
+    """Whether torchrun has started these ranks before."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
 def _report(config: Any) -> Any:

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from complete_mue.errors import RunError
-from complete_mue.storage import exclusive, write_json
+from complete_mue.errors import MueError, RunError
+from complete_mue.layout.numbers import count
+from complete_mue.storage import exclusive, read_json, write_json
 from complete_mue.train import checkpoint
 from complete_mue.train.config import RunConfig
 from complete_mue.train.directory import Metrics, read_metrics
@@ -22,7 +23,7 @@ from complete_mue.train.parallel import ALONE, Ranks
 from complete_mue.train.schedule import last_window
 from complete_mue.train.trainer import Step, Trainer, pick_device
 
-__all__ = ["Result", "last_window_loss", "pick_device", "train"]
+__all__ = ["Result", "divergence", "last_window_loss", "pick_device", "repeated", "train"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,9 @@ def train(config: RunConfig, run: Path, *, resume: bool = False, report: Report 
 
     Of several ``ranks`` all call this; the first keeps the directory's records, and knows the loss.
     """
+    if resume and (ended := divergence(run, config)) is not None:
+        warn(repeated(run, ended))
+        return ended
     with exclusive(run, "the run") if ranks.first else contextlib.nullcontext():
         if not resume and checkpoint.Checkpoint.listed(run):
             raise RunError(f"{run} holds checkpoints already: resume that run (--resume), or give another directory")
@@ -57,7 +61,9 @@ def train(config: RunConfig, run: Path, *, resume: bool = False, report: Report 
         trainer.start()
         with _signals() as stopped:
             if not ranks.first:
-                return _steps(trainer, run, start, None, report, stopped)
+                result = _steps(trainer, run, start, None, report, stopped)
+                ranks.wait()  # for the record: torchrun ends all ranks as soon as one leaves with a failure
+                return result
             write_json(run / "config.json", config.to_dict())
             write_json(run / "plan.json", trainer.plan.to_dict())
             metrics = Metrics(run, start, config)
@@ -66,7 +72,25 @@ def train(config: RunConfig, run: Path, *, resume: bool = False, report: Report 
             finally:
                 metrics.close()
         write_json(run / "result.json", {**result.to_dict(), "fingerprint": config.fingerprint})
+        ranks.wait()
         return result
+
+
+def divergence(run: Path, config: RunConfig) -> Result | None:
+    """How this very config ended in the directory, if it diverged there: gone on with, it would only do so again."""
+    with contextlib.suppress(MueError):
+        record = read_json(run / "result.json", "result")
+        if (record.get("status"), record.get("fingerprint")) == ("diverged", config.fingerprint):
+            return Result("diverged", count("steps", record.get("steps"), least=0), None)
+    return None
+
+
+def repeated(run: Path, ended: Result) -> str:
+    """What to say instead of diverging once more."""
+    return (
+        f"{run} diverged at step {ended.steps} with this very config and would again, so nothing was trained: change "
+        f"the config and give it a directory of its own, or remove {run / 'result.json'} to try once more"
+    )
 
 
 def _steps(

@@ -23,7 +23,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from complete_mue.apply.bind import Binding
 from complete_mue.errors import RunError
 from complete_mue.layout import ModelShape, Role
 from complete_mue.nn.feed_forward import FeedForward
@@ -62,7 +61,7 @@ class Ranks:
         for layer in parts.layers:
             fully_shard(layer.attention, mesh=everyone, mp_policy=policy, ignored_params=small)
             block = layer.feed_forward
-            if self.expert_parallel == 1 or not block.spec.groups:
+            if not self.deals_out(block):
                 fully_shard(block, mesh=everyone, mp_policy=policy, ignored_params=small)
                 continue
             self._deal_out(block)
@@ -70,6 +69,10 @@ class Ranks:
                 block, mesh=self.mesh["dp"], mp_policy=policy, ignored_params=small, shard_placement_fn=_inside_expert
             )
         fully_shard(model, mesh=everyone, mp_policy=plain, ignored_params=small)
+
+    def deals_out(self, block: FeedForward) -> bool:
+        """Whether the experts of a block live on several ranks."""
+        return self.expert_parallel > 1 and bool(block.spec.groups)
 
     def _deal_out(self, block: FeedForward) -> None:
         """Experts over ep; the other weights of the block on every rank of it."""
@@ -99,16 +102,6 @@ class Ranks:
             if grads:
                 torch._foreach_div_(grads, ranks)
 
-    @torch.no_grad()
-    def clip(self, binding: Binding, max_norm: float) -> Tensor:
-        """``apply.optim.clip_grad_norm_`` where parameters are cut in several ways."""
-        found = [bound for bound in binding if bound.parameter.grad is not None]
-        norms = self.norms([bound.parameter.grad for bound in found if bound.parameter.grad is not None])
-        total = torch.linalg.vector_norm(norms * norms.new_tensor([bound.folded for bound in found]))
-        for places in _by_mesh([bound.parameter for bound in found]):
-            nn.utils.clip_grads_with_norm_([found[place].parameter for place in places], max_norm, total)
-        return total
-
     # -- numbers ---------------------------------------------------------------------------------------------------
 
     def mean(self, value: Tensor) -> Tensor:
@@ -126,6 +119,10 @@ class Ranks:
         flag = torch.tensor([here], dtype=torch.int32)  # on the CPU: no rank waits for its device
         dist.all_reduce(flag, dist.ReduceOp.MAX)
         return bool(flag)
+
+    def wait(self) -> None:
+        """Until every rank is here."""
+        self.any(False)
 
     def routing(self, routing: Routing) -> Routing:
         """A routing that speaks for the tokens of all ranks."""
@@ -209,10 +206,9 @@ def launched(expert_parallel: int, device: torch.device) -> Iterator[Ranks]:
         dist.init_process_group("cpu:gloo,cuda:nccl")
     else:
         dist.init_process_group("gloo")
-    try:
-        yield arranged(expert_parallel, device)
-    finally:
-        dist.destroy_process_group()
+    yield arranged(expert_parallel, device)
+    # Not after an error: it could wait for ranks that wait for this one, and keep torchrun from ending them.
+    dist.destroy_process_group()
 
 
 def arranged(expert_parallel: int, device: torch.device) -> Ranks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,8 +64,21 @@ def build(
             f"budget.batch_tokens that is a multiple of {config.task.tokens_per_row() * ranks.world} times accumulate"
         )
     if isinstance(config.task, TextTask):
-        return _text(config, config.task, plan, replicas, device, ranks)
-    return _pictures(config, config.task, plan, replicas, device, ranks)
+        task = _text(config, config.task, plan, replicas, device, ranks)
+    else:
+        task = _pictures(config, config.task, plan, replicas, device, ranks)
+    return dataclasses.replace(task, batch=_in_micro_batches(task.batch, config.accumulate))
+
+
+def _in_micro_batches(batch: Callable[[int], Batch], parts: int) -> Callable[[int], Batch]:
+    """Rows in the order of their micro-batches, of which the i-th takes every row whose number is i modulo ``parts``.
+
+    A micro-batch then has the same rows, over all ranks together, whatever their number: a balance loss, which is one
+    number per micro-batch, does not depend on it either.
+    """
+    if parts == 1:
+        return batch
+    return lambda step: tuple(torch.cat([rows[part::parts] for part in range(parts)]) for rows in batch(step))
 
 
 def _text(

@@ -1,0 +1,22 @@
+"""Clipping where one model has plain tensors and DTensors of several meshes, as FSDP2 with experts over ranks makes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from clip_rank import clip  # noqa: E402
+
+
+def test_plain_tensors_and_two_meshes_in_one_process(tmp_path: Path) -> None:
+    clip(0, str(tmp_path / "rendezvous"), [(1, 1)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("meshes", [[(2, 1), (1, 2)], [(2, 2)]], ids=["2 ranks", "4 ranks"])
+def test_experts_dealt_out_and_cut_over_ranks(tmp_path: Path, meshes: list[tuple[int, int]]) -> None:
+    ranks = meshes[0][0] * meshes[0][1]
+    torch.multiprocessing.spawn(clip, args=(str(tmp_path / "rendezvous"), meshes), nprocs=ranks)
