@@ -39,8 +39,9 @@ class Stock(torch.nn.Module):
         super().__init__()
         self.model, self.layers = model, ()
 
-    def forward(self, tokens: Any, past: Any = None) -> Any:
-        return self.model(tokens, past_key_values=past, use_cache=past is not None).logits
+    def forward(self, tokens: Any, past: Any = None, *, at: Any = None) -> Any:
+        logits = self.model(tokens, past_key_values=past, use_cache=past is not None).logits
+        return logits if at is None else logits[at]
 
 
 @pytest.fixture(scope="module")

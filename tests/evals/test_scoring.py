@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from complete_mue.data import StandardLibrary  # noqa: E402
 from complete_mue.data.tokenizers import ByteTokenizer  # noqa: E402
+from complete_mue.evals.held_out import held_out_loss  # noqa: E402
 from complete_mue.evals.scoring import Generation, Scorer  # noqa: E402
 from complete_mue.layout import FeedForward, ModelShape  # noqa: E402
 from complete_mue.models.lm import LanguageModel  # noqa: E402
+from complete_mue.recipes import recipe  # noqa: E402
+from complete_mue.train.config import override  # noqa: E402
+from complete_mue.train.objective import next_token_loss  # noqa: E402
+from complete_mue.train.task import build  # noqa: E402
 
 BYTES = ByteTokenizer()
 LAYOUTS = ("dense@32", "8e2a@16", "8e4a2g1s@16")
@@ -139,3 +147,19 @@ def test_progress_reaches_the_end_once() -> None:
     assert len(seen) > 1
     assert seen == sorted(seen)
     assert seen[-1] == (10, 10) != seen[-2]
+
+
+def test_held_out_loss_is_that_of_every_window() -> None:
+    small = ("shape.width=16", "shape.depth=1", "shape.head_dim=8", "task.sequence=4096", "budget.batch_tokens=4096")
+    config = override(recipe("lm_tiny:8e2a"), *small)
+    model = build(config).model.eval()
+    data = StandardLibrary(sequence=4096, rows=1, split="held_out")
+    with torch.no_grad():
+        tokens = data.at(np.arange(data.windows))
+        want = torch.stack([next_token_loss(model(row[None, :-1]), row[None]) for row in tokens])
+    for batch_tokens in (1, 10_000):
+        found = held_out_loss(config, Scorer(model, BYTES, 4096, batch_tokens=batch_tokens), lambda done, total: None)
+        assert found.loss == pytest.approx(float(want.mean()), rel=1e-5)
+        assert found.error == pytest.approx(float(want.std()) / len(want) ** 0.5, rel=1e-3)
+        assert (found.windows, found.tokens) == (data.windows, data.windows * 4096)
+        assert found.bits_per_byte == pytest.approx(found.loss / math.log(2), rel=0.01)  # a token is a byte

@@ -53,6 +53,9 @@ def solo(config: RunConfig, dtype: torch.dtype) -> tuple[list[float], torch.nn.M
         clip_grad_norm_(model, plan, config.clip)
         optimizer.step()
         optimizer.zero_grad()
+        routed = [layer.feed_forward for layer in model.layers if layer.feed_forward.spec.groups]
+        for block, routing in zip(routed, routings, strict=True):
+            block.update_bias(routing.load, config.bias_rate)
         losses.append(loss.item())
     return losses, model
 
@@ -103,7 +106,7 @@ def test_only_alike_configs_are_fused() -> None:
 def test_micro_batches_and_balancing_are_those_of_the_solo_run() -> None:
     from complete_mue.train.trainer import Trainer
 
-    more = ("accumulate=2", "router.selection_bias=true", "bias_rate=0.01", "budget.batch_tokens=128")
+    more = ("accumulate=2", "bias_rate=0.01", "budget.batch_tokens=128")
     configs = [config_of("lm moe", *more), config_of("lm moe", *more, "seed=5", "reference.hyper.lr=2e-3")]
     results, fused = train_fused(configs)
     for k, config in enumerate(configs):

@@ -29,8 +29,8 @@ def test_one_gpu_is_as_measured(path: Path) -> None:
     config = override(recipe(record["recipe"]), *record["overrides"])
     found = estimate(config, 1, Machine("H200", mfu=row["mfu"]))
     assert found.tokens_per_second == pytest.approx(row["tokens_per_second"], rel=1e-3)  # both count FLOPs alike
-    # What is not in the formulas (temporaries of the backward, the allocator's rounding) is a tenth at most.
-    assert 0.88 < found.bytes / 2**30 / row["peak_gib"] < 1.02
+    # What is not in the formulas (temporaries of the backward, what the allocator holds unused) is an eighth at most.
+    assert 0.87 < found.bytes / 2**30 / row["reserved_gib"] < 1.02
 
 
 def test_states_are_cut_as_the_mesh_says() -> None:
@@ -77,5 +77,5 @@ def test_the_docs_table_is_this() -> None:
         found = estimate(config, 1, Machine("H200", mfu=row["mfu"]))
         assert line == (
             f"| `{record['recipe']}` | {row['tokens_per_second']:,.0f} | {100 * row['mfu']:.1f} % | "
-            f"{row['peak_gib']:.1f} | {found.bytes / 2**30:.1f} |"
+            f"{row['reserved_gib']:.1f} | {found.bytes / 2**30:.1f} |"
         )

@@ -92,13 +92,14 @@ class TrainBench:
         ratio = "" if self.slowdown is None else f"trainer / minimal loop = {self.slowdown:.3f}"
         table = Table(title=title, title_justify="left", caption=ratio, caption_justify="left")
         table.add_column("what")
-        for name in ("tokens / step", "ms / step", "fastest", "slowest", "tokens/s", "MFU", "peak GiB"):
+        for name in ("tokens / step", "ms / step", "fastest", "slowest", "tokens/s", "MFU", "GiB"):
             table.add_column(name, justify="right")
         for row in self.rows:
             table.add_row(
                 row.what, f"{row.tokens_per_step:,}", *(f"{t:.1f}" for t in (row.ms_per_step, row.fastest_ms)),
                 f"{row.slowest_ms:.1f}", f"{row.tokens_per_second:,.0f}",
-                "–" if row.mfu is None else f"{row.mfu:.1%}", "–" if row.peak_gib is None else f"{row.peak_gib:.1f}",
+                "–" if row.mfu is None else f"{row.mfu:.1%}",
+                "–" if row.reserved_gib is None else f"{row.reserved_gib:.1f}",
             )  # fmt: skip
         return table
 

@@ -25,6 +25,7 @@ Tokens = NDArray[np.int64]
 Tick = Callable[[int, int], None]  # requests done, requests in all
 PRECISIONS = ("float32", "bfloat16")
 _ENCODED_AT_ONCE = 4096
+_SCORED_AT_ONCE = 8192  # positions whose logits are float32 at one time
 
 
 class CausalModel(Protocol):
@@ -32,8 +33,8 @@ class CausalModel(Protocol):
 
     layers: Any
 
-    def __call__(self, tokens: Tensor, past: Any = None) -> Tensor:
-        """Next-token logits at every position."""
+    def __call__(self, tokens: Tensor, past: Any = None, *, at: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """Next-token logits at every position, or at the rows and positions ``at``: [wanted, vocab]."""
 
 
 @dataclass(frozen=True)
@@ -137,15 +138,21 @@ class Scorer:
 
     @torch.inference_mode()
     def _score(self, batch: list[Tokens], windows: list[tuple[int, _Window]]) -> list[Answer]:
-        logits = self._forward(self._padded(batch))
-        totals, greedy = [], []
-        for row, window in windows:
-            last = len(window.tokens)
-            scores = logits[row, last - len(window.targets) : last].float()  # [targets, vocab]
-            targets = torch.from_numpy(window.targets).to(self.device)
-            totals.append(-F.cross_entropy(scores, targets, reduction="none").double().sum())
-            greedy.append((scores.argmax(-1) == targets).all())
-        return list(zip(torch.stack(totals).tolist(), torch.stack(greedy).tolist(), strict=True))
+        """All windows of a batch at once: one product with the readout, at the positions that are scored alone."""
+        lengths = [len(window.targets) for _, window in windows]
+        places = [np.arange(len(w.tokens) - len(w.targets), len(w.tokens)) for _, w in windows]
+        rows = np.repeat([row for row, _ in windows], lengths)
+        wanted = np.stack([rows, np.concatenate(places), np.concatenate([window.targets for _, window in windows])])
+        row, place, target = torch.from_numpy(wanted).to(self.device)
+        logits = self._forward(self._padded(batch), at=(row, place))  # [targets of all windows, vocab]
+        losses, greedy = [], []
+        for scores, targets in zip(logits.split(_SCORED_AT_ONCE), target.split(_SCORED_AT_ONCE), strict=True):
+            losses.append(F.cross_entropy(scores.float(), targets, reduction="none"))
+            greedy.append(scores.argmax(-1) == targets)
+        starts = np.cumsum([0, *lengths[:-1]])
+        totals = np.add.reduceat(torch.cat(losses).double().cpu().numpy(), starts)
+        best = np.logical_and.reduceat(torch.cat(greedy).cpu().numpy(), starts)
+        return list(zip((-totals).tolist(), best.tolist(), strict=True))
 
     @torch.inference_mode()
     def generate(self, requests: Sequence[Generation], tick: Tick = _ignore) -> list[str]:
@@ -202,11 +209,11 @@ class Scorer:
         """Tokens to write: at most half of what the model can hold, so that a prompt remains."""
         return max(1, min(request.most, self.longest // 2))
 
-    def _forward(self, tokens: Tensor, past: Any = None) -> Tensor:
+    def _forward(self, tokens: Tensor, past: Any = None, at: tuple[Tensor, Tensor] | None = None) -> Tensor:
         reduced = self.precision == "bfloat16"
         mixed = torch.autocast(self.device.type, torch.bfloat16) if reduced else contextlib.nullcontext()
         with mixed:
-            return self.model(tokens, past)
+            return self.model(tokens, past, at=at)
 
     def _padded(self, batch: list[Tokens]) -> Tensor:
         padded = torch.full((len(batch), max(map(len, batch))), self.tokenizer.end_of_text, dtype=torch.long)

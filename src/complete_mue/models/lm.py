@@ -73,14 +73,18 @@ class LanguageModel(nn.Module):
         tokens: Tensor,
         past: list[KeyValues] | None = None,
         routings: list[Routing] | None = None,
+        at: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """tokens [(K,) batch, tokens] -> logits [(K,) batch, tokens, vocab]; [batch, tokens] may serve all replicas."""
+        """tokens [(K,) batch, tokens] -> logits [(K,) batch, tokens, vocab]; [batch, tokens] may serve all replicas.
+
+        ``at``, row and position of the logits that are wanted, gives [wanted, vocab] and saves the rest.
+        """
         x = self.embedding_output * self._embed(tokens)
         seen = past[0].length if past else 0
         rotary = text_rotary(seen, seen + tokens.shape[-1], self.head_dim, x)
         for number, layer in enumerate(self.layers):
             x = self.run_layer(number, routings, layer, x, rotary, past[number] if past else None)
-        return self.run_head(self.final_norm, self.readout, x, self.readout_output)
+        return self.run_head(self.final_norm, self.readout, x if at is None else x[at], self.readout_output)
 
     def compile_parts(self) -> None:
         """Compile the layers, one for all of a kind, and the head."""

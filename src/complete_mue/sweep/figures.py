@@ -22,10 +22,8 @@ from complete_mue.train.config import RunConfig, override
 
 SCALES = ("tiny", "small", "paper")
 TASKS = ("lm", "dit")
-_TINY, _SMALL = (
-    ("budget.steps=300",),
-    ("shape.depth=4", "budget.batch_tokens=16384", "budget.steps=2000", "log_every=20"),
-)
+_TINY = ("budget.steps=300",)
+_SMALL = ("shape.depth=4", "budget.batch_tokens=16384", "budget.steps=2000", "bias_rate=0.003", "log_every=20")
 _BASE: dict[tuple[str, str], tuple[str, ...]] = {
     ("lm", "tiny"): ("lm_tiny", *_TINY, "task.sequence=64", "budget.batch_tokens=1024"),
     ("lm", "small"): ("lm_proxy", *_SMALL, "task.sequence=512"),

@@ -98,8 +98,8 @@ class RunConfig:
     seed: int = 0
     device: str = "auto"
     qk_norm: bool = False
-    router: RouterConfig = field(default_factory=RouterConfig)
-    bias_rate: float = 0.0
+    router: RouterConfig = field(default_factory=lambda: RouterConfig(selection_bias=True))
+    bias_rate: float = 1e-3  # of loss-free balancing: how far an expert's selection bias moves per step
     log_every: int = 10
     checkpoint_every: int = 100
     keep: int = 2

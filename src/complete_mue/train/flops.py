@@ -58,7 +58,7 @@ class Meter:
         if self.peak:
             values["mfu"] = speed * self.cost.flops_per_token / self.peak
         if self.device.type == "cuda":
-            values["peak_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
+            values["peak_gib"] = torch.cuda.max_memory_reserved(self.device) / 2**30  # a graph's own included
         return values
 
 

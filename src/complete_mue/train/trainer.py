@@ -6,6 +6,7 @@ Batches, noise and learning rates are functions of the step, so that a step can 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from complete_mue.nn.router import Routing
 from complete_mue.train.config import RunConfig
 from complete_mue.train.parallel import ALONE, Ranks, check_dealing, split_by_mesh
 from complete_mue.train.precision import ExpertCopies
+from complete_mue.train.recorded import Recorded
 from complete_mue.train.task import Batch, build
 
 _FEW_WEIGHTS = 200_000_000  # up to here update sizes are those of all tensors, beyond of the first of each role
@@ -74,6 +76,7 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(split_by_mesh(param_groups(self.model, self.plan)), fused=True)
         self._copies: ExpertCopies | None = None
         self._watched = _watched(self.binding)
+        self._micro_batch: Callable[..., tuple[Tensor, list[Routing], list[Tensor]]] = self._plain_micro_batch
 
     @property
     def masters(self) -> dict[str, nn.Parameter]:
@@ -87,7 +90,18 @@ class Trainer:
         if self.config.precision == "bfloat16" and self.config.accumulate > 1 and self.ranks.mesh is None:
             self._copies = ExpertCopies(self.model, self.binding)
         if self.config.compile:
-            runner.compile()
+            self.model.compile_parts()  # type: ignore[operator]
+            if self.device.type == "cuda" and self.ranks.mesh is None:
+                self._record()
+
+    def _record(self) -> None:
+        """Make a micro-batch one CUDA graph: the host cannot start an MoE's kernels as fast as the GPU runs them.
+
+        Its gradients are added to ones that stay in place.
+        """
+        for bound in self.binding:
+            bound.parameter.grad = torch.zeros_like(bound.parameter)
+        self._micro_batch = Recorded(self._plain_micro_batch)
 
     def step(self, number: int, *, detailed: bool = False) -> Step:
         """One optimizer step; ``detailed`` measures update sizes."""
@@ -98,10 +112,7 @@ class Trainer:
         self.ranks.reduce_gradients(self.model)
         norm = None
         if self.config.clip is not None:
-            if self.ranks.mesh is None:
-                norm = clip_grad_norm_(self.model, self.plan, self.config.clip, binding=self.binding)
-            else:
-                norm = self.ranks.clip(self.binding, self.config.clip)
+            norm = clip_grad_norm_(self.model, self.plan, self.config.clip, binding=self.binding)
         before = [b.parameter.detach().clone() for b in self._watched] if detailed else []
         self.optimizer.step()
         if self._copies is not None:
@@ -118,33 +129,44 @@ class Trainer:
     def _backward(self, batch: Batch) -> tuple[Tensor, list[Routing]]:
         """Gradients over the micro-batches; the mean loss without auxiliary terms, and the last one's routings."""
         config, total = self.config, torch.zeros((), device=self.device)
-        autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=config.precision == "bfloat16")
         routings: list[Routing] = []
         loads: list[Tensor] = []
         for part in zip(*(tensor.chunk(config.accumulate) for tensor in batch), strict=True):
-            routings = []
-            with _attention(config.attention, self.device):
-                with autocast:
-                    loss = self.task.loss(self.model, part, routings)
-                full, routings = loss, [self.ranks.routing(routing) for routing in routings]
-                if config.router.balance_loss or config.router.z_loss:
-                    full = loss + sum((routing.auxiliary_loss() for routing in routings), torch.zeros_like(loss))
-                (full / config.accumulate).backward()
-            total = total + loss.detach() / config.accumulate
-            if config.bias_rate and config.router.selection_bias:
-                now = [routing.load for routing in routings]
-                loads = [one + two for one, two in zip(loads, now, strict=True)] if loads else now
+            loss, routings, now = self._micro_batch(*part)
+            total = total + loss / config.accumulate
+            loads = (
+                [one + two for one, two in zip(loads, now, strict=True)] if loads else [load.clone() for load in now]
+            )
         self._balance(loads)
         return self.ranks.mean(total), routings
 
+    def _plain_micro_batch(self, *batch: Tensor) -> tuple[Tensor, list[Routing], list[Tensor]]:
+        """Gradients of one micro-batch; its loss without auxiliary terms, where its tokens went, and the experts' loads
+        where they are balanced by them.
+        """
+        config = self.config
+        routings: list[Routing] = []
+        with _attention(config.attention, self.device):
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=config.precision == "bfloat16"):
+                loss = self.task.loss(self.model, batch, routings)
+            full, routings = loss, [self.ranks.routing(routing) for routing in routings]
+            if config.router.balance_loss or config.router.z_loss:
+                full = loss + sum((routing.auxiliary_loss() for routing in routings), torch.zeros_like(loss))
+            (full / config.accumulate).backward()
+        balanced = config.bias_rate and config.router.selection_bias
+        return loss.detach(), routings, [routing.load for routing in routings] if balanced else []
+
     def _drop_gradients(self) -> None:
-        """Those of the experts stay where they are, as zeros: to free and fetch so much anew would scatter memory."""
-        kept = [grad for master in self.masters.values() if (grad := master.grad) is not None]
+        """Those of a recorded step and of the experts stay where they are, as zeros: a graph adds to them, and to free
+        and fetch so much anew would scatter memory.
+        """
+        stay = [b.parameter for b in self.binding] if isinstance(self._micro_batch, Recorded) else self.masters.values()
+        kept = [(parameter, grad) for parameter in stay if (grad := parameter.grad) is not None]
         self.optimizer.zero_grad(set_to_none=True)
         if kept:
-            torch._foreach_zero_(kept)
-            for master, grad in zip(self.masters.values(), kept, strict=True):
-                master.grad = grad
+            torch._foreach_zero_([grad for _, grad in kept])
+            for parameter, grad in kept:
+                parameter.grad = grad
 
     def _balance(self, loads: list[Tensor]) -> None:
         """Loss-free balancing, where it is on, by the load of the whole step."""
