@@ -90,7 +90,6 @@ def test_a_damaged_sweep(sweep_folder: Write, key: str, value: Any, says: str) -
         ("curve.loss", ["x"] * 100, "holds 'x'"),
         ("curve", 7, "curve is a int"),
         ("first", {}, "first is a dict"),
-        ("steps", -1, "below zero"),
         ("load_variation", -0.1, "below zero"),
     ],
 )

@@ -52,6 +52,20 @@ def test_executors_agree_and_nothing_runs_twice(tmp_path: Path) -> None:
     assert [len(curve.points) for curve in summary.scans[0].curves] == [4, 4, 1]
 
 
+def test_points_that_another_sweep_has_finished_are_copied(tmp_path: Path) -> None:
+    go(sweep_of(4e-3), tmp_path / "one", Here())
+    before = losses(tmp_path / "one")
+    record = next((tmp_path / "one" / "ledger").glob("*.json"))
+    (tmp_path / "one" / "ledger" / record.name).write_text(
+        record.read_text().replace('"seconds"', '"copied": 1, "seconds"')
+    )
+    go(sweep_of(4e-3, 1.6e-2), tmp_path / "two", Here(), known=[tmp_path / "one"])
+    assert "copied" in (tmp_path / "two" / "ledger" / record.name).read_text()
+    assert before.items() < losses(tmp_path / "two").items()
+    with pytest.raises(mue.MueError, match="no sweep's folder"):
+        go(sweep_of(4e-3), tmp_path / "three", Here(), known=[tmp_path / "none"])
+
+
 def test_one_bad_point_fails_alone_and_can_be_retried(tmp_path: Path) -> None:
     bad = base("task.source=missing-folder")
     sweep = Sweep(
@@ -62,6 +76,7 @@ def test_one_bad_point_fails_alone_and_can_be_retried(tmp_path: Path) -> None:
     records = Ledger(tmp_path).records()
     assert sorted(record["status"] for record in records) == ["failed", "failed", "finished", "finished"]
     assert all("missing-folder" in record["error"] for record in records if record["status"] == "failed")
+    assert summarize(tmp_path).progress.failed == 2
     again = go(sweep, tmp_path, Processes(1))
     assert again.failed == 0  # type: ignore[attr-defined]  # not tried
     assert go(sweep, tmp_path, Processes(1), retry_failed=True).failed == 2  # type: ignore[attr-defined]

@@ -6,6 +6,7 @@ import hashlib
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -72,6 +73,10 @@ def sweep_command(
     workers: Workers = None,
     address: Address = None,
     replicas: Replicas = None,
+    known: Annotated[
+        list[Path] | None,
+        typer.Option("--known", metavar="DIR", help="Another sweep: points that it has finished are copied; repeat."),
+    ] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run points that failed again.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run; train nothing.")] = False,
     out: Annotated[
@@ -111,7 +116,8 @@ def sweep_command(
     if dry_run:
         _describe(sweep)
         return
-    _run(sweep, folder, _executor(executor, workers, address, sweep), replicas, workers, request, retry_failed)
+    place = _executor(executor, workers, address, sweep)
+    _run(sweep, folder, place, replicas, workers, request, retry_failed, known or ())
     _report(folder)
 
 
@@ -202,7 +208,7 @@ def quickstart_command(
 
 def _run(
     sweep: Sweep, folder: Path, executor: Executor, replicas: int | None, workers: int | None,
-    request: dict[str, Any], retry_failed: bool,
+    request: dict[str, Any], retry_failed: bool, known: Sequence[Path] = (),
 ) -> None:  # fmt: skip
     from complete_mue.sweep.capacity import replicas_that_fit
     from complete_mue.sweep.run import run
@@ -211,8 +217,8 @@ def _run(
     device = pick_device(sweep.reference.config.device)
     with _shown(sweep) as show:
         status = run(
-            sweep, folder, executor, command=_command(), request=request, retry_failed=retry_failed, show=show,
-            replicas=lambda point: replicas or replicas_that_fit(point.config, device, workers=workers or 1),
+            sweep, folder, executor, command=_command(), request=request, known=known, retry_failed=retry_failed,
+            show=show, replicas=lambda point: replicas or replicas_that_fit(point.config, device, workers=workers or 1),
         )  # fmt: skip
     if status.failed:
         print(

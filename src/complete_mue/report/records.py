@@ -57,7 +57,6 @@ class Outcome:
     loss: float | None
     diverged: int | None
     error: str | None
-    steps: int
     seconds: float
     curve_step: tuple[int, ...]
     curve_loss: tuple[float, ...]
@@ -139,7 +138,6 @@ def outcome_of(sheet: Sheet, id_: str) -> Outcome:
         loss=loss if status == "finished" else None,
         diverged=None if diverged is None else int(diverged),
         error=None if sheet.data.get("error") is None else str(sheet.data["error"]),
-        steps=int(sheet.number("steps", least=0.0)),
         seconds=sheet.optional("seconds", least=0.0) or 0.0,
         curve_step=ends,
         curve_loss=losses,

@@ -52,6 +52,14 @@ class Ledger:
         """Enter a finished point."""
         write_json(self._records / f"{point}.json", {"format": FORMAT, "id": point, **record})
 
+    def take_over(self, points: Iterable[str], other: Ledger) -> int:
+        """Copy what another ledger has of these points, failures aside; how many were copied."""
+        found = sorted((set(points) & other.done()) - self.done())
+        records = [record for point in found if (record := other.read(point))["status"] != "failed"]
+        for record in records:
+            write_json(self._records / f"{record['id']}.json", record)
+        return len(records)
+
     def open_points(self, points: Iterable[str], *, retry_failed: bool = False) -> list[str]:
         """Of these points, those still to run: without a record, or (``retry_failed``) with one that says failed."""
         done = self.done()

@@ -10,12 +10,13 @@ import fcntl
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from complete_mue.errors import RunError
 from complete_mue.report.union import join_plans
 from complete_mue.storage import read_json, write_json
 from complete_mue.sweep.executor import Advanced, Executor, Failed, Finished, Job
@@ -75,12 +76,21 @@ def run(
     command: str = "mue sweep",
     request: dict[str, Any] | None = None,
     replicas: Callable[[SweepPoint], int],
+    known: Sequence[Path] = (),
     retry_failed: bool = False,
     show: Show = lambda status: None,
 ) -> Status:
-    """Train all points of ``sweep`` that ``folder`` has no record of; ``replicas`` says how many go in one program."""
+    """Train all points of ``sweep`` that ``folder`` has no record of; ``replicas`` says how many go in one program.
+
+    ``known`` are folders of other sweeps: points that they have finished are taken from there.
+    """
     enter(sweep, folder, command, request or {})
-    runner = _Runner(sweep, Ledger(folder), executor, replicas, retry_failed, show)
+    ledger, points = Ledger(folder), [point.id for point in sweep.points()]
+    for other in known:
+        if not (other / "ledger").is_dir():
+            raise RunError(f"{other}: no sweep's folder, there is no ledger in it; give one that `mue sweep` wrote")
+        ledger.take_over(points, Ledger(other))
+    runner = _Runner(sweep, ledger, executor, replicas, retry_failed, show)
     try:
         return runner.run()
     finally:
