@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers", reason="stock families need transformers")
+transformers = pytest.importorskip("transformers", reason="stock families need transformers")
 
 import complete_mue as mue  # noqa: E402
 from complete_mue.apply import FAMILIES, bind  # noqa: E402
@@ -96,6 +96,12 @@ def test_transposed_experts_keep_their_axes() -> None:
         specs[name] = bound.spec.axes, bound.spec.fan_in, tuple(bound.parameter.shape)
     assert specs["gpt_oss"] == (("experts", "hidden", "width"), "hidden", (4, 60, 48))
     assert specs["mixtral"] == (("experts", "width", "hidden"), "hidden", (4, 48, 60))
+
+
+@pytest.mark.parametrize("name", ["dots1", "hunyuan_v1_moe"])
+def test_a_config_with_gaps_is_our_error(name: str) -> None:
+    with pytest.raises(BindError, match="give every size that the model needs"):
+        mue.describe(transformers.AutoConfig.for_model(name))
 
 
 @pytest.mark.parametrize(("name", "reason"), [("llama4_text", "experts' input"), ("jamba", "state-space layers")])

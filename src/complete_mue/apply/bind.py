@@ -287,8 +287,14 @@ def _on_meta(config: Any) -> nn.Module:
         raise BindError(
             "reading a config needs transformers: install it with `pip install 'complete-mue[hf]'`, or give the model"
         ) from None
-    with torch.device("meta"):
-        built: nn.Module = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    try:
+        with torch.device("meta"):
+            built: nn.Module = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    except Exception as problem:  # whatever transformers' own code raises on a config with gaps
+        raise BindError(
+            f"transformers cannot build a model of this {type(config).__name__} ({type(problem).__name__}: {problem}): "
+            "give every size that the model needs, such as the number of experts and head_dim"
+        ) from problem
     return built
 
 

@@ -15,7 +15,7 @@ from complete_mue.errors import RunError
 from complete_mue.evals.results import Score
 from complete_mue.evals.scoring import Answer, Generation, Scorer, Tick
 from complete_mue.evals.tasks import EvalTask, final_answer
-from complete_mue.train.loop import pick_device
+from complete_mue.train.trainer import pick_device
 
 SEED = 1234  # the harness's own default for drawing examples
 MOST_TOKENS = 128

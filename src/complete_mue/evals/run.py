@@ -19,8 +19,8 @@ from complete_mue.storage import read_json, write_json
 from complete_mue.train.checkpoint import Checkpoint
 from complete_mue.train.config import TextTask
 from complete_mue.train.huggingface import run_tokenizer
-from complete_mue.train.loop import pick_device
 from complete_mue.train.sample import load_run
+from complete_mue.train.trainer import pick_device
 
 Progress = Callable[[str], Tick]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from complete_mue.errors import ShapeError
 from complete_mue.layout.notation import FeedForward, Parameters
@@ -57,7 +58,7 @@ class ModelShape:
         dense = main if main.is_dense else FeedForward.dense(main.active_width)
         return (dense,) * self.dense_layers + (main,) * (self.depth - self.dense_layers)
 
-    @property
+    @cached_property
     def kinds(self) -> tuple[FeedForward, ...]:
         """The distinct blocks, in order of first appearance."""
         return tuple(dict.fromkeys(self.blocks))

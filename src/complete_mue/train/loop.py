@@ -23,7 +23,7 @@ from complete_mue.train.parallel import ALONE, Ranks
 from complete_mue.train.schedule import last_window
 from complete_mue.train.trainer import Step, Trainer, pick_device
 
-__all__ = ["Result", "divergence", "last_window_loss", "pick_device", "repeated", "train"]
+__all__ = ["Result", "divergence", "last_window_loss", "repeated", "train"]
 
 
 @dataclass(frozen=True)
