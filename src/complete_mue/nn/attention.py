@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from complete_mue.errors import ShapeError
-from complete_mue.kernels.fused import split_rotated
+from complete_mue.kernels.steps import split_rotated
 from complete_mue.layout import Role, TensorSpec
 from complete_mue.nn.linear import RmsNorm, linear
 from complete_mue.nn.rope import rotate

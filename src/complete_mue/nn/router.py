@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from complete_mue.errors import ShapeError, nearest
-from complete_mue.kernels.fused import top_experts
+from complete_mue.kernels.steps import top_experts
 from complete_mue.layout import RoutedGroup
 from complete_mue.layout.numbers import real
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from complete_mue.kernels.fused import split_rotated, top_experts
+from complete_mue.kernels.steps import split_rotated, top_experts
 from complete_mue.nn.rope import rotary_table, rotate
 
 on_gpu = [

@@ -1,0 +1,55 @@
+"""The runs behind the evidence page: which they are, and that they follow from each other."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from typer.testing import CliRunner
+
+from complete_mue.cli import app
+from complete_mue.report.summary import summarize
+
+SCRIPT = Path(__file__).parents[2] / "bench" / "transfer.py"
+
+
+def transfer(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("task", ["lm", "dit"])
+def test_every_sweep_is_one_that_the_command_line_takes(task: str, tmp_path: Path) -> None:
+    listed = transfer("stdlib" if task == "lm" else "scenes", "--task", task, "--list", "--runs", str(tmp_path))
+    commands = [shlex.split(line)[1:] for line in listed.stdout.splitlines()]
+    assert commands[0][:2] == ["tune", task]
+    reference = tmp_path / f"{task}-tune" / "reference.toml"
+    reference.parent.mkdir()
+    reference.write_text((SCRIPT.parents[1] / "examples" / "lm_reference.toml").read_text(encoding="utf-8"))
+    for command in commands[1:]:
+        result = CliRunner().invoke(app, [*command, "--dry-run"])
+        assert result.exit_code == 0, result.output
+
+
+def test_an_unknown_figure_is_named() -> None:
+    found = transfer("scenes", "--task", "dit", "--only", "depth", "--list")
+    assert found.returncode == 2
+    assert "'depth': figures of dit are activated, capacity, width" in found.stderr
+
+
+@pytest.mark.slow
+def test_tune_then_sweeps_that_share_their_points(tmp_path: Path) -> None:
+    small = ["budget.steps=3", "shape.width=16", "shape.depth=1", "shape.feed_forward=dense@16", "shape.head_dim=8"]
+    changes = [part for change in small for part in ("--set", change)]
+    done = transfer("stdlib", "--scale", "tiny", "--only", "ffn_width,batch_tokens", "--runs", str(tmp_path), *changes)
+    assert done.returncode == 0, done.stderr
+    one, two = (summarize(tmp_path / f"lm-{name}") for name in ("ffn_width", "batch_tokens"))
+    assert {run.rules for run in one.runs} == {"complete_mue", "sp", "mup", "mup_moe"}
+    assert one.progress.missing == two.progress.missing == 0
+    dense = [{c.target: c.points for c in each.scans[0].curves}["dense"] for each in (one, two)]
+    assert dense[0] == dense[1]
