@@ -134,10 +134,10 @@ class LanguageModel(nn.Module):
 
 
 def _logits(norm: RmsNorm, readout: Tensor, x: Tensor, multiplier: float) -> Tensor:
-    """The head, its multiplier on the narrower side of the product."""
+    """The head: multiplier * readout norm(x)."""
     vocab = readout.shape[-2]
     spare = -vocab % 8 if x.is_cuda else 0  # rows of 257 numbers are products without tensor cores' full speed
     if spare:
         readout = F.pad(readout, (0, 0, 0, spare))
-    logits = linear(multiplier * norm(x), readout)
-    return logits[..., :vocab] if spare else logits
+    logits = linear(norm(x), readout)
+    return multiplier * (logits[..., :vocab] if spare else logits)
