@@ -136,8 +136,8 @@ class LanguageModel(nn.Module):
 def _logits(norm: RmsNorm, readout: Tensor, x: Tensor, multiplier: float) -> Tensor:
     """The head: multiplier * readout norm(x)."""
     vocab = readout.shape[-2]
-    spare = -vocab % 8 if x.is_cuda else 0  # rows of 257 numbers are products without tensor cores' full speed
-    if spare:
+    spare = -vocab % 8 if x.is_cuda and torch.compiler.is_compiling() else 0
+    if spare:  # a product of 257 columns does not get the tensor cores' full speed
         readout = F.pad(readout, (0, 0, 0, spare))
     logits = linear(norm(x), readout)
     return multiplier * (logits[..., :vocab] if spare else logits)
