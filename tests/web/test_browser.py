@@ -57,8 +57,9 @@ def open_(browser: Any, url: str) -> Iterator[Callable[..., Any]]:
 
 
 def fill(browser: Any, name: str, text: str) -> None:
-    """Type into a field, as a person does."""
+    """Type into a field, as a person does: once it is shown, which for some depends on what stands in others."""
     field = browser.find_element("css selector", f"[name='{name}']")
+    until(browser, "arguments[0].offsetParent", field)
     field.clear()
     field.send_keys(text)
 
