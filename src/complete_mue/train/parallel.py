@@ -203,12 +203,21 @@ def launched(expert_parallel: int, device: torch.device) -> Iterator[Ranks]:
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")  # nothing is added in place
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        dist.init_process_group("cpu:gloo,cuda:nccl")
-    else:
-        dist.init_process_group("gloo")
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    store, rank, world = next(iter(dist.rendezvous("env://")))
+    dist.init_process_group(backend, store=_of_this_start(store), rank=rank, world_size=world)
     yield arranged(expert_parallel, device)
     # Not after an error: it could wait for ranks that wait for this one, and keep torchrun from ending them.
     dist.destroy_process_group()
+
+
+def _of_this_start(store: dist.Store) -> dist.Store:
+    """A part of the store of its own for every start: on one node torchrun keeps the store when it starts ranks again,
+    and a rank that finds an address of the last start connects to a process that is gone.
+    """
+    if os.environ.get("GROUP_WORLD_SIZE") != "1":
+        return store
+    return dist.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def arranged(expert_parallel: int, device: torch.device) -> Ranks:
