@@ -131,9 +131,7 @@ def _answer(
     print(f"answers in {out / 'answers.jsonl.xz'}")
 
 
-def _held_out(
-    run: Path, out: Path, device: str, precision: str, batch_tokens: int | None, progress: Any
-) -> Any:  # fmt: skip
+def _held_out(run: Path, out: Path, device: str, precision: str, batch_tokens: int | None, progress: Any) -> Any:
     from complete_mue.evals.held_out import held_out_loss
     from complete_mue.evals.run import open_run
     from complete_mue.storage import write_json

@@ -1,6 +1,6 @@
 """Query, key, value and gate out of their common product, query and key rotated; and their gradients back into one.
 
-The compiler's own backward puts the four gradients together element by element, at a sixth of the memory's speed.
+The compiler's own backward puts the four gradients together element by element, far below the memory's speed.
 """
 
 import torch

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from complete_mue.report.sheet import Sheet
-from complete_mue.report.stored import LEDGER as LEDGER
-from complete_mue.report.stored import SWEEP_FILE as SWEEP_FILE
 from complete_mue.report.stored import load
 
 OUTCOMES = ("finished", "diverged", "failed")

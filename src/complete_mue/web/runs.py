@@ -17,7 +17,7 @@ from typing import Any
 
 from complete_mue.errors import FileError, MueError
 from complete_mue.report.html import report_html
-from complete_mue.report.records import LEDGER, SWEEP_FILE
+from complete_mue.report.stored import LEDGER, SWEEP_FILE
 from complete_mue.report.summary import Summary, summarize
 
 LARGEST_REPORT = 64 * 2**20
