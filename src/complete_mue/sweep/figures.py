@@ -164,9 +164,15 @@ def _batch(base: RunConfig, tiny: bool, fixed_tokens: bool) -> list[Target]:
     return targets
 
 
+def _hybrid(base: RunConfig, tiny: bool) -> list[Target]:
+    """Groups and a shared expert at once, as in the large recipes."""
+    experts, layout = (16, "16e4a2g1s") if tiny else (128, "128e8a4g1s")
+    return _layouts(base, [(experts, layout, base.shape.width // 8)])
+
+
 def _scaling(base: RunConfig, tiny: bool) -> list[Target]:
     found: dict[str, Target] = {}
-    for axis in (_activated, _capacity, _granularity, _depth):
+    for axis in (_activated, _capacity, _granularity, _depth, _hybrid):
         for target in axis(base, tiny):
             found.setdefault(target.config.fingerprint, target)
     return list(found.values())
