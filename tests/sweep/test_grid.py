@@ -117,6 +117,11 @@ def test_a_grid_of_ones_own(tmp_path: Path) -> None:
     assert len(sweep.points()) == 2 * 2 * (1 + 2 * 2)
     assert sweep.targets[2].config.shape.width == 128
     assert len(read_sweep_file(path, seeds=1).points()) == 10
+    assert len(read_sweep_file(path, rules=["sp"], overrides=["budget.steps=30"]).points()) == 2 * 2 * 3
+    assert read_sweep_file(path, overrides=["budget.steps=30"]).targets[1].config.budget.steps == 30
+    given = dataclasses.replace(recipe("lm_tiny").reference, hyper=mue.Hyper(3e-3, 0.05, 0.02))
+    tuned = read_sweep_file(path, reference=given).targets[1].config
+    assert (tuned.reference, tuned.budget) == (given, given.budget)
     for old, new, message in (
         ("recipe =", "recpie =", "did you mean 'recipe'"),
         ('"lm_tiny"', '"lm_tny"', "did you mean 'lm_tiny'"),

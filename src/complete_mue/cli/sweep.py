@@ -91,6 +91,8 @@ def sweep_command(
     Example:  mue sweep activated --rules complete_mue --rules sp
     """
     need_torch("mue sweep")
+    if figure.endswith(".toml") and (hyper or span or per_octave != 1):
+        raise RunError(f"{figure}: --hyper, --span and --per-octave are for named figures; write [scan] in the file")
     request = {
         "figure": _file_key(figure) if figure.endswith(".toml") else figure, "task": task, "scale": scale,
         "reference": _file_key(reference) if reference else None, "rules": rules, "hyper": hyper, "seeds": seeds,
@@ -105,10 +107,11 @@ def sweep_command(
     from complete_mue.sweep.figures import figure as named
     from complete_mue.sweep.files import read_sweep_file
 
+    tuned = read_reference(reference) if reference else None
     if figure.endswith(".toml"):
-        sweep = read_sweep_file(Path(figure), seeds=seeds)
+        sweep = read_sweep_file(Path(figure), seeds=seeds, rules=rules, overrides=overrides or (), reference=tuned)
     else:
-        base = base_config(task, scale, read_reference(reference) if reference else None, overrides or ())
+        base = base_config(task, scale, tuned, overrides or ())
         sweep = named(
             figure, base, scale, rules=rules or ("complete_mue",), seeds=range(seeds) if seeds else None, span=span,
             per_octave=per_octave, hypers=hyper,

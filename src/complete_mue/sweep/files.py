@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from complete_mue.errors import FileError, MueError, nearest
+from complete_mue.layout import Reference
 from complete_mue.recipes import recipe
 from complete_mue.sweep.grid import OWN_RULES, Scan, Sweep, Target
 from complete_mue.train.config import override
@@ -32,21 +34,29 @@ _KEYS = {
 }  # fmt: skip
 
 
-def read_sweep_file(path: Path, *, seeds: int | None = None) -> Sweep:
-    """The sweep in a TOML file; ``seeds`` goes before the file's."""
+def read_sweep_file(
+    path: Path,
+    *,
+    seeds: int | None = None,
+    rules: Sequence[str] | None = None,
+    overrides: Sequence[str] = (),
+    reference: Reference | None = None,
+) -> Sweep:
+    """The sweep in a TOML file. What is given here goes before the file; a tuned ``reference`` brings its shape too."""
     data = _read(path)
     name = data.get("name", path.stem)
     try:
-        config = override(recipe(data["recipe"]), *_texts(data.get("overrides", []), "overrides"))
-        reference = dataclasses.replace(config.reference, shape=config.shape, budget=config.budget)
-        dense = dataclasses.replace(config, reference=reference)
+        config = override(recipe(data["recipe"]), *_texts(data.get("overrides", []), "overrides"), *overrides)
+        reference = reference or dataclasses.replace(config.reference, shape=config.shape, budget=config.budget)
+        dense = dataclasses.replace(config, reference=reference, shape=reference.shape, budget=reference.budget)
         targets = [Target("reference", None, dense)]
         for number, (label, changes) in enumerate(data["targets"].items(), start=1):
             targets.append(Target(label, number, override(dense, *_texts(changes, f"targets.{label}"))))
         scans = tuple(Scan(hyper, tuple(map(float, values))) for hyper, values in data["scan"].items())
         return Sweep(
             name, data.get("title", name), data.get("axis", "target"), "custom", tuple(targets), scans,
-            tuple(_texts(data.get("rules", [OWN_RULES]), "rules")), tuple(range(seeds or data.get("seeds", 1))),
+            tuple(rules or _texts(data.get("rules", [OWN_RULES]), "rules")),
+            tuple(range(seeds or data.get("seeds", 1))),
         )  # fmt: skip
     except MueError as problem:
         raise FileError(f"{path}: {problem}") from None
