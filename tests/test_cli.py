@@ -141,3 +141,26 @@ def test_import_loads_no_torch() -> None:
     code = "import sys, complete_mue, complete_mue.cli; print([m for m in ('torch', 'numpy') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_ranks_entry_takes_what_mue_train_takes(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    from complete_mue.train.__main__ import main
+
+    reference = root / "examples" / "lm_reference.toml"
+    assert main(["lm_tiny", "--dry-run", "--reference", str(reference), "betas=hold", "seed=1"]) == 0
+    assert "lm_tiny" in capsys.readouterr().out
+
+
+def test_a_run_goes_on_with_its_own_config(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    given = "budget.steps=2", "betas=hold", "task.sequence=16", "budget.batch_tokens=32"
+    started = run("train", "lm_tiny", *given, "--out", "run", cwd=tmp_path)
+    assert started.returncode == 0, started.stderr
+    again = run("train", "--resume", "--out", "run", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "finished after 2 steps" in again.stdout
+    other = run("train", "lm_tiny", "--out", "run", "--resume", cwd=tmp_path)
+    assert other.returncode == 2
+    assert "betas = transfer, not hold" in other.stderr
+    assert "give one of lm_tiny" in run("train", cwd=tmp_path).stderr

@@ -57,10 +57,10 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
         raise FileError(f"{path}: {problem.strerror or problem}; give a folder with a {what}") from None
     except (ValueError, RecursionError) as problem:
         raise FileError(
-            f"{path}: not a {what} ({str(problem) or 'nested too deeply'}); prepare the data again"
+            f"{path}: not a {what} ({str(problem) or 'nested too deeply'}); make it again"
         ) from None
     if not isinstance(data, dict):
-        raise FileError(f"{path}: not a {what} (a {type(data).__name__}, not an object); prepare the data again")
+        raise FileError(f"{path}: not a {what} (a {type(data).__name__}, not an object); make it again")
     return data
 
 

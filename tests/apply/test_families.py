@@ -15,7 +15,7 @@ import complete_mue as mue  # noqa: E402
 from complete_mue.apply import FAMILIES, bind  # noqa: E402
 from complete_mue.errors import BindError  # noqa: E402
 from complete_mue.layout import Role  # noqa: E402
-from stock_families import BASE, REFUSED, STOCK, tiny_config, tiny_model, tiny_plan  # noqa: E402
+from stock_families import BASE, REFUSED, STOCK, tiny_config, tiny_model, tiny_plan, tiny_reference  # noqa: E402
 
 SWITCHED = [name for name, stock in STOCK.items() if stock.switch not in ("", "hook")]
 HOOKED = [name for name, stock in STOCK.items() if stock.switch]
@@ -187,3 +187,19 @@ def test_rank_of_latent_attention_can_be_held() -> None:
             assert row == free[name]
     with pytest.raises(BindError, match=r"names 'ranks', but the fan-ins .* rank, width"):
         dataclasses.replace(FAMILIES["deepseek_v3"], fan_in_ratios={"ranks": 1.0})
+
+
+def test_heads_that_grow_need_their_own_scale() -> None:
+    model = tiny_model("qwen3_moe", head_dim=32)
+    shape = mue.describe(model)
+    assert shape.head_dim == 32
+    mue.param_groups(model, tiny_plan(model))  # a reference that leaves its head size open asks for nothing
+    reference = tiny_reference()
+    grown = dataclasses.replace(reference, shape=dataclasses.replace(reference.shape, head_dim=8))
+    plan = mue.transfer(grown, shape, reference.budget)
+    with pytest.raises(BindError, match=r"by 0\.176777, the plan by 0\.0883883 .*set `module\.scaling = 0\.0883"):
+        mue.param_groups(model, plan)
+    for module in model.modules():
+        if hasattr(module, "scaling"):
+            module.scaling = plan.attention_scale
+    assert mue.param_groups(model, plan)

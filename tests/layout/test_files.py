@@ -42,7 +42,11 @@ def test_examples_are_the_papers_models(root: Path, lm_reference: mue.Reference,
     assert mue.read_target(root / "examples/lm_large.toml") == (lm_plan.shape, lm_plan.budget)
     dit = mue.read_reference(root / "examples/dit_reference.toml")
     shape, budget = mue.read_target(root / "examples/dit_large.toml")
-    assert mue.transfer(dit, shape, budget).hyper.lr == pytest.approx(2.26e-3, rel=2e-3)  # as the paper ran it
+    pytest.importorskip("torch")
+    from complete_mue.recipes.dit import dit_large, dit_proxy
+
+    assert dit == dit_proxy().reference
+    assert mue.transfer(dit, shape, budget).isclose(dit_large().plan)
 
 
 def test_expansions_and_layouts(tmp_path: Path) -> None:
@@ -64,6 +68,20 @@ def test_single_roles(tmp_path: Path) -> None:
     assert plan.row("readout").lr == 1e-3
 
 
+def test_experts_follow_the_dense_block_that_was_tuned(tmp_path: Path) -> None:
+    own = "\n[tuned.dense_down]\ninit_std = 0.0025\nlr = 5e-4\n[tuned.dense_up]\nlr = 2e-3\n"
+    reference = mue.read_reference(write(tmp_path, GOOD + own))
+    plan = mue.transfer(reference, mue.ModelShape(128, 32, mue.FeedForward.parse("dense@64+8e1a@64")))
+    for role in ("shared_down", "expert_down"):
+        assert (plan.row(role).init_std, plan.row(role).lr) == (0.0025, 5e-4)
+    assert plan.row("expert_up").lr == plan.row("shared_up").lr == 2e-3
+    assert plan.row("router").lr == 1e-3
+    # A reference that has experts of its own says what they had.
+    routed = reference.shape.width, reference.shape.depth, mue.FeedForward.parse("8e2a@64")
+    moe = mue.Reference(mue.ModelShape(*routed), reference.budget, reference.hyper, tuned=reference.tuned)
+    assert mue.transfer(moe, moe.shape).row("expert_down").lr == 1e-3
+
+
 # what to change in GOOD, the line the message must name, what it must say
 BAD = [
     ("width = 128", "widht = 128", 2, "unknown key 'widht' in [shape] (did you mean 'width'?)"),
@@ -79,6 +97,8 @@ BAD = [
     ("expansion = 1.0", "expansion = 0.3", 5, "not a whole width"),
     ("expansion = 1.0", "expansion = 1e308", 5, "not a whole width"),
     ("expansion = 1.0", "expert_width = 64", 5, "expert_width beside"),
+    ('"dense"\nexpansion = 1.0', '"8e2a@32"\nexpert_width = 64', 5, "every part has its width"),
+    ("eps = 1e-8", "eps = 1e-8\n[tuned.norm]\nweight_decay = 0.1", 18, "has no meaning for norm"),
     ("lr = 1e-3", "lr = nan", 12, "give a finite number above 0"),
     ("lr = 1e-3", "lr = inf", 12, "give a finite number above 0"),
     ("lr = 1e-3", "lr = -1.0", 12, "give a finite number above 0"),

@@ -134,11 +134,19 @@ def test_rows_and_roles(lm_plan: mue.Plan) -> None:
 def test_explain_derives_the_number(lm_plan: mue.Plan) -> None:
     text = lm_plan.explain("expert_down")
     assert "0.01 × ρ_d^-1/2 ρ_H^1/2 = 0.01 × 8^-1/2 × 4.5^1/2 = 0.0075" in text
-    assert "r = a" in text
+    assert "r ∝ a" in text
     assert "Eq. route-scale-main" in text
     assert "folded: the forward multiplier m = 1.77778" in lm_plan.fold().explain("expert_down")
     for row in lm_plan.rows:
         assert row.role.value in lm_plan.explain()
+
+
+def test_a_plan_without_multipliers_is_not_called_folded(lm_reference: mue.Reference) -> None:
+    plan = mue.transfer(lm_reference, lm_reference.shape)
+    assert "multiplier form" in str(plan)
+    grown = mue.transfer(lm_reference, mue.ModelShape(256, 32, mue.FeedForward.dense(256)))
+    assert "multiplier form" in str(grown)
+    assert "folded form" in str(grown.fold())
 
 
 def test_table_fits_100_columns(lm_plan: mue.Plan) -> None:

@@ -5,12 +5,6 @@ import math
 import pytest
 
 import complete_mue as mue
-from complete_mue.rules.routing import (
-    corrected_route_scale,
-    forward_factor,
-    forward_factor_sigmoid,
-    forward_factor_softmax,
-)
 
 
 def reference(layout: str = "dense", width: int = 64) -> mue.Reference:
@@ -81,27 +75,26 @@ def test_betas_that_leave_the_range() -> None:
         mue.transfer(base, base.shape, betas="keep")  # type: ignore[arg-type]
 
 
-def softmax(logits: list[float]) -> list[float]:
-    total = sum(map(math.exp, logits))
-    return [math.exp(x) / total for x in logits]
+def test_an_expert_is_spoken_for_by_the_one_whose_noise_moves_most() -> None:
+    base = reference()
+    block = mue.FeedForward.parse("16e1a@32+4e1a@32")
+    plan = mue.transfer(base, mue.ModelShape(64, 4, block), mue.Budget(4000, 40_000))
+    # lr halves: experts that see 1/16 and 1/4 of four times the batch have 0.5 / sqrt(4/16) = 1 and 0.5 / sqrt(4/4).
+    assert plan.sde.expert_sigma0 == pytest.approx(0.5)
+    routed = mue.Reference(mue.ModelShape(64, 2, block), base.budget, base.hyper)
+    turned = mue.FeedForward.parse("4e1a@32+16e1a@32")
+    assert mue.transfer(routed, mue.ModelShape(64, 2, turned)).sde.exact
 
 
-def sigmoid(logits: list[float]) -> list[float]:
-    scores = [1 / (1 + math.exp(-x)) for x in logits]
-    return [score / sum(scores) for score in scores]
-
-
-@pytest.mark.parametrize("mean", [0.0, 1.5, -2.0])
-def test_forward_factor_expansions(mean: float) -> None:
-    deltas = [0.02, -0.01, 0.03, -0.04]
-    logits, squares = [mean + delta for delta in deltas], sum(delta**2 for delta in deltas)
-    assert forward_factor([softmax(logits)]) == pytest.approx(forward_factor_softmax(4, squares), abs=2e-5)
-    measured = forward_factor([sigmoid(logits)])
-    assert measured == pytest.approx(forward_factor_sigmoid(4, squares, mean), abs=2e-5)
-    assert measured - 1 == pytest.approx(forward_factor_sigmoid(4, squares, mean) - 1, rel=0.05)
-
-
-def test_forward_factor_of_equal_weights_is_one() -> None:
-    assert forward_factor([[0.25] * 4] * 3) == 1
-    assert forward_factor_sigmoid(4, 0.0) == forward_factor_softmax(4, 0.0) == 1
-    assert corrected_route_scale(8, 1.0) == 8
+def test_a_dense_last_layer_does_not_hide_the_experts() -> None:
+    moe, dense = mue.FeedForward.parse("8e2a@32"), mue.FeedForward.dense(64)
+    for blocks in ((moe, dense), (dense, moe)):
+        shape = mue.ModelShape(64, 2, blocks)
+        assert shape.main == moe
+        plan = mue.transfer(reference(), shape)
+        assert plan.sde.expert_sigma0 == pytest.approx(2.0)
+        again = mue.transfer(plan.as_reference(), shape)
+        assert again.row("expert_down").route_scale == 2
+        assert again.row("expert_down").factors.route_scale == 1
+    sparse = mue.ModelShape(64, 2, (mue.FeedForward.parse("64e2a@32"), mue.FeedForward.parse("2e2a@32")))
+    assert not mue.transfer(reference(), sparse).sde.exact

@@ -146,7 +146,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     train(config_of("lm dense"), tmp_path)
     with pytest.raises(RunError, match="holds checkpoints already"):
         train(config_of("lm dense"), tmp_path)
-    with pytest.raises(RunError, match="another config"):
+    with pytest.raises(RunError, match=r"another config \(seed = 1, not 0\): `mue train --resume --out"):
         train(config_of("lm dense", "seed=1"), tmp_path, resume=True)
 
 

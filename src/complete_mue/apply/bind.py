@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from complete_mue.apply.attention import check_attention_scale, head_size
 from complete_mue.apply.families import FAMILIES
 from complete_mue.apply.family import Family, plain_name
 from complete_mue.errors import BindError, nearest
@@ -63,11 +64,14 @@ def bind(model: nn.Module, plan: Plan, family: Family | None = None) -> Binding:
 
     Wrappers (torch.compile, DistributedDataParallel) are seen through: names are those of the model inside.
     """
+    if not isinstance(model, nn.Module):
+        raise BindError(f"a {type(model).__name__} where the model belongs: give an nn.Module first, then the plan")
     model = unwrapped(model)
     parameters, known = _parameters(model), family_of(model, family)
     specs = _specs(model, known, parameters)
     _check_routing(model, known)
     _check_shape(plan.shape, _shape_of(model, specs, known, parameters))
+    check_attention_scale(model, plan)
     specs = tuple(spec for spec in specs if parameters[spec.name].requires_grad)
     rows = _rows(plan, specs, tuple(known.fan_in_ratios.items()) if known else ())
     bound = tuple(Bound(spec, parameters[spec.name], *row) for spec, row in zip(specs, rows, strict=True))
@@ -339,13 +343,13 @@ def _shape_of(
         groups = tuple(RoutedGroup(number, active, hidden) for number, hidden in sizes)
         blocks.append(FeedForward(tuple(axis(spec, "hidden") for spec in always), groups))
     first_moe = next((i for i, block in enumerate(blocks) if block.groups), len(blocks))
-    main = blocks[-1]
+    width, main, heads = widths.pop(), blocks[-1], head_size(model)
     dense = FeedForward.dense(main.active_width)
     if all(block == main for block in blocks):
-        return ModelShape(widths.pop(), len(blocks), main)
+        return ModelShape(width, len(blocks), main, head_dim=heads)
     if blocks == [dense] * first_moe + [main] * (len(blocks) - first_moe):
-        return ModelShape(widths.pop(), len(blocks), main, dense_layers=first_moe)
-    return ModelShape(widths.pop(), len(blocks), tuple(blocks))
+        return ModelShape(width, len(blocks), main, dense_layers=first_moe, head_dim=heads)
+    return ModelShape(width, len(blocks), tuple(blocks), head_dim=heads)
 
 
 def _active(model: nn.Module, family: Family | None, groups: int) -> int:

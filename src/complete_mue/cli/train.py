@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from complete_mue.cli.app import app, need_torch
+from complete_mue.errors import RunError
 
 
 @app.command("train")
 def train_command(
     recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE[:LAYOUT]", help="lm_tiny, lm_tiny:16e4a, dit_tiny, lm_proxy, …")
-    ],
+        str | None, typer.Argument(metavar="RECIPE[:LAYOUT]", help="lm_tiny, lm_tiny:16e4a, dit_tiny, lm_proxy, …")
+    ] = None,
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", help="budget.steps=300, seed=1, …")
     ] = None,
@@ -24,7 +24,7 @@ def train_command(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="The run's directory. Default: runs/NAME.")] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint in the directory.")
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out; RECIPE may be left out then.")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print shape, parameters, plan, memory and FLOPs; train nothing.")
@@ -35,16 +35,17 @@ def train_command(
     Example:  mue train lm_tiny:16e4a budget.steps=200 betas=hold --out runs/moe
     """
     need_torch("mue train")
-    from complete_mue.layout.files import read_reference
-    from complete_mue.recipes import recipe as named
-    from complete_mue.train.config import override
+    from complete_mue.recipes import RECIPES, configured
+    from complete_mue.train.config import read_config
     from complete_mue.train.loop import train
     from complete_mue.train.trainer import pick_device
 
-    config = named(recipe)
-    if reference is not None:
-        config = dataclasses.replace(config, reference=read_reference(reference))
-    config = override(config, *(overrides or []))
+    if recipe is not None:
+        config = configured(recipe, overrides or (), reference)
+    elif resume and out is not None and reference is None:
+        config = read_config(out / "config.json")
+    else:
+        raise RunError(f"no recipe: give one of {', '.join(RECIPES)}, or --resume --out DIR to go on with a run's own")
     pick_device(config.device)
     if dry_run:
         _dry_run(config)

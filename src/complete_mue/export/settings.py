@@ -16,7 +16,8 @@ from complete_mue.plan.row import Multiplier, Row
 
 WIDTH = 118
 CLIPPING = (
-    "Gradient clipping: a folded weight carries its multiplier, so its gradient is smaller by that factor. "
+    "Gradient clipping: a folded weight carries its multiplier, so its gradient is 1/multiplier of the other form's: "
+    "larger where the multiplier is below one. "
     "A plain global norm is not the norm of the multiplier form; "
     "take the norm over gradient times multiplier, or clip with a wide margin."
 )

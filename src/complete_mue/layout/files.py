@@ -138,6 +138,8 @@ def _feed_forward(shape: Mapping[str, Any]) -> FeedForward:
     if notation.strip() != "dense":
         # With an expansion in the file the width does not matter: the expansion is the mistake to name.
         block = FeedForward.parse(notation, shape.get("expert_width", 1 if "expansion" in shape else None))
+        if "expert_width" in shape and all("@" in part for part in notation.split("+")):
+            raise FileError(f'expert_width beside feed_forward = "{notation}": every part has its width; leave it out')
         if "expansion" in shape:
             raise FileError(
                 f'expansion beside feed_forward = "{notation}": it belongs to "dense"; give expert_width instead'

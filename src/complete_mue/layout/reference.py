@@ -10,6 +10,12 @@ from complete_mue.layout.numbers import real
 from complete_mue.layout.shape import Budget, ModelShape
 from complete_mue.layout.tensors import VECTOR_ROLES, Role
 
+# The same projection in a dense block, a shared branch and a routed expert.
+_PROJECTIONS = (
+    (Role.DENSE_UP, Role.SHARED_UP, Role.EXPERT_UP),
+    (Role.DENSE_DOWN, Role.SHARED_DOWN, Role.EXPERT_DOWN),
+)
+
 
 @dataclass(frozen=True)
 class Hyper:
@@ -65,7 +71,8 @@ class Reference:
     """The tuned model: shape, budget, hyperparameters.
 
     ``route_scale`` is the factor its forward put on the normalized routed sum, if that was not the number of activated
-    experts. ``tuned`` holds what single roles had of their own: a multiplier, a learning rate.
+    experts. ``tuned`` holds what single roles had of their own: a multiplier, a learning rate. A feed-forward
+    projection that the reference does not have, such as a dense model's experts, takes what the one it has was given.
     """
 
     shape: ModelShape
@@ -82,6 +89,9 @@ class Reference:
                     f"route_scale = {self.route_scale} with a dense reference: nothing is routed there; leave it out"
                 )
         object.__setattr__(self, "tuned", {Role.parse(role): tuned for role, tuned in self.tuned.items()})
+        for role, tuned in self.tuned.items():
+            for name in TUNABLE:
+                _check_meaning(role, name, getattr(tuned, name))
         widths = {block.active_width for block in self.shape.blocks}
         if len(widths) > 1:
             raise TransferError(
@@ -96,14 +106,9 @@ class Reference:
     def __hash__(self) -> int:
         return hash((self.shape, self.budget, self.hyper, self.route_scale, tuple(sorted(self.tuned.items()))))
 
-    @property
-    def kappa(self) -> float:
-        """c* / a*: how far the reference's route scale was from its activated experts; 1 for a dense reference."""
-        return self.base(Role.EXPERT_DOWN).route_scale / self.shape.main.route_scale
-
     def base(self, role: Role) -> Base:
         """What this role had in the reference: the numbers that a rule's factors multiply."""
-        tuned, vector = self.tuned.get(role, Tuned()), role in VECTOR_ROLES
+        tuned, vector = self._tuned(role), role in VECTOR_ROLES
         routed = role is Role.EXPERT_DOWN
         return Base(
             output=_first(tuned.output, 1.0),
@@ -114,6 +119,21 @@ class Reference:
             weight_decay=_first(tuned.weight_decay, 0.0 if vector else self.hyper.weight_decay),
             eps=_first(tuned.eps, self.hyper.eps),
         )
+
+    def _tuned(self, role: Role) -> Tuned:
+        same = next((projection for projection in _PROJECTIONS if role in projection), ())
+        if role in self.tuned or role in self._projections:
+            same = ()
+        return next((self.tuned[r] for r in (role, *same) if r in self.tuned), Tuned())
+
+    @property
+    def _projections(self) -> set[Role]:
+        """The feed-forward projections that the reference has."""
+        found = set()
+        for block in self.shape.kinds:
+            has = (not block.groups, bool(block.groups and block.branches), bool(block.groups))
+            found |= {role for roles in _PROJECTIONS for role, there in zip(roles, has, strict=True) if there}
+        return found
 
 
 @dataclass(frozen=True)
@@ -138,7 +158,12 @@ def tuned_from(role: str, table: Mapping[str, object]) -> Tuned:
     for key in table:
         if key not in TUNABLE:
             raise ShapeError(f"{role}: unknown key {key!r}{nearest(key, TUNABLE)}; keys are {', '.join(TUNABLE)}")
-        idle = (key == "route_scale" and role != Role.EXPERT_DOWN) or (key == "init_std" and role in VECTOR_ROLES)
-        if idle and table[key] is not None:
-            raise ShapeError(f"{key} = {table[key]!r} has no meaning for {role}: leave it out")
+        _check_meaning(role, key, table[key])
     return Tuned(**table)  # type: ignore[arg-type]  # each value is checked when made
+
+
+def _check_meaning(role: str, name: str, value: object) -> None:
+    """Only experts have a route scale; norms and biases have no init std and are not decayed."""
+    idle = {"route_scale": role != Role.EXPERT_DOWN, "init_std": role in VECTOR_ROLES}.get(name, False)
+    if (idle and value is not None) or (name == "weight_decay" and role in VECTOR_ROLES and value):
+        raise ShapeError(f"{name} = {value!r} has no meaning for {role}: leave it out")

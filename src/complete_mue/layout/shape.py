@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -40,6 +41,11 @@ class ModelShape:
             raise ShapeError(f"dense_layers = {self.dense_layers} of depth = {self.depth}: give at most the depth")
         if isinstance(self.feed_forward, FeedForward):
             return
+        if isinstance(self.feed_forward, str) or not isinstance(self.feed_forward, Iterable):
+            raise ShapeError(
+                f"feed_forward = {self.feed_forward!r}: give a FeedForward, such as "
+                'FeedForward.parse("8e2a", expert_width=64)'
+            )
         object.__setattr__(self, "feed_forward", tuple(self.feed_forward))
         if len(self.feed_forward) != self.depth or not all(isinstance(f, FeedForward) for f in self.feed_forward):
             raise ShapeError(
@@ -70,8 +76,9 @@ class ModelShape:
 
     @property
     def main(self) -> FeedForward:
-        """The block that names the model: the last layer's."""
-        return self.blocks[-1]
+        """The block that names the model: the last one that routes, or the last layer's where none does."""
+        blocks = self.blocks
+        return next((block for block in reversed(blocks) if block.groups), blocks[-1])
 
     @property
     def active_width(self) -> int:

@@ -20,10 +20,11 @@ _HEADINGS = ("role", "multiplier", "init std", "lr", "weight decay", "eps", "mul
 def headline(plan: PlanTable) -> list[str]:
     """Shape, ratios, global settings and the SDE verdict, a line each, at most ``WIDTH`` columns wide."""
     r, h, main = plan.ratios, plan.hyper, plan.shape.main
+    form = "folded" if plan != plan.unfold() else "multiplier"
     parameters = plan.shape.parameters
     return [
         f"{plan.reference.shape.main} (d={plan.reference.shape.width}, L={plan.reference.shape.depth}) → "
-        f"{main} (d={plan.shape.width}, L={plan.shape.depth}), {'folded' if plan.is_folded else 'multiplier'} form, "
+        f"{main} (d={plan.shape.width}, L={plan.shape.depth}), {form} form, "
         f"rules {plan.rules.name}",
         f"active width H={main.active_width}  density {main.density:.4g}  route scale {plan.block_route_scale:.6g}  "
         f"parameters {_short(parameters.active)} active, {_short(parameters.total)} total",

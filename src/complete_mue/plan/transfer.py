@@ -32,6 +32,12 @@ def transfer(
     ``budget`` defaults to the reference's. ``betas="hold"`` keeps the reference's betas where the rule would push
     1 - beta to 1 or beyond.
     """
+    if not isinstance(reference, Reference) or not isinstance(shape, ModelShape):
+        given = type(shape if isinstance(reference, Reference) else reference).__name__
+        raise TransferError(
+            f"a {given} where a Reference and then a ModelShape belong; read_target gives a shape and a budget: "
+            "transfer(reference, *read_target(path))"
+        )
     rules, budget = Rules.named(rules), budget or reference.budget
     if betas not in ("transfer", "hold"):
         raise TransferError(f"betas={betas!r}: give 'transfer' or 'hold'")

@@ -5,16 +5,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from complete_mue.errors import RunError, nearest
+from complete_mue.layout.files import read_reference
 from complete_mue.recipes.dit import dit_large, dit_proxy, dit_tiny
 from complete_mue.recipes.lm import lm_large, lm_proxy, lm_tiny
-from complete_mue.train.config import RunConfig
+from complete_mue.train.config import RunConfig, override
 
 RECIPES: dict[str, Callable[..., RunConfig]] = {
     recipe.__name__: recipe for recipe in (lm_tiny, lm_proxy, lm_large, dit_tiny, dit_proxy, dit_large)
 }
+
+
+def configured(name: str, overrides: Sequence[str] = (), reference: Path | None = None) -> RunConfig:
+    """A recipe as a command asks for it: transferred from a tuned reference, if one is given, then changed."""
+    config = recipe(name)
+    if reference is not None:
+        config = dataclasses.replace(config, reference=read_reference(reference))
+    return override(config, *overrides)
 
 
 def recipe(name: str) -> RunConfig:

@@ -80,7 +80,7 @@ class Rules:
     """A rule set by name, and the few readings on which people differ.
 
     ``eps="fixed"`` and ``weight_decay="fixed"`` leave width and depth out of those columns: the other reading of the
-    paper's depth row. ``forward_factor`` is a measured F (see ``rules.routing``); r becomes a / sqrt(F).
+    paper's depth row. ``forward_factor`` is a measured F, as `mue check` prints it; r becomes a / sqrt(F).
     """
 
     name: str = "complete_mue"

@@ -83,7 +83,7 @@ class Reason:
 REASONS: dict[tuple[str, str], Reason] = {
     ("output", "H"): Reason("one AdamW step moves the block's output by A·lr·H, so A = 1/ρ_H keeps it", "Bridge I, active-width muP (Eq. equivalent-mup)"),
     ("output", "d"): Reason("logits sum over d features that learn together, so the readout is divided by ρ_d", "width muP, output layer"),
-    ("route_scale", "a"): Reason("normalized routing averages the active experts; r = a turns the average back into a sum", "route scale (Eq. route-scale-main)"),
+    ("route_scale", "a"): Reason("normalized routing averages the active experts; r ∝ a turns the average back into a sum", "route scale (Eq. route-scale-main)"),
     ("route_scale", "F"): Reason("unequal routing weights change the forward variance by F; dividing by sqrt(F) undoes it", "exact forward correction (Eq. route-scale-exact)"),
     ("residual", "L"): Reason("L branches add up in the residual stream, so each is divided by ρ_L", "depth row (Tab. optimizer-rules), CompleteP"),
     ("init_std", "d"): Reason("a sum over d inputs keeps its variance when the variance of each weight is divided by ρ_d", "backbone-width muP (Eq. ffn-up-mup, router-standard-mup)"),

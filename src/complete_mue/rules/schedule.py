@@ -26,6 +26,7 @@ def transfer_beta(name: str, beta: float, steps_ratio: float) -> float:
         raise TransferError(
             f"{name} = {beta:g} at {1 / steps_ratio:g} times fewer steps gives 1 - {name} = {window:g}, "
             "which must stay below 1; "
-            f'keep the reference\'s betas with betas="hold" (command line: --betas hold), or train for more steps'
+            'keep the reference\'s betas with betas="hold" (`mue plan --betas hold`, `mue train … betas=hold`, '
+            "`mue sweep … --set betas=hold`), or train for more steps"
         )
     return 1 - window

@@ -75,10 +75,9 @@ def sde_report(reference: Reference, shape: ModelShape, budget: Budget, hyper: H
     steps = budget.steps / reference.budget.steps
     batch = budget.batch_tokens / reference.budget.batch_tokens
     decay = hyper.weight_decay / reference.hyper.weight_decay if reference.hyper.weight_decay else lr
-    ours, theirs = densities(shape.main), densities(reference.shape.main)
-    if len(ours) != len(theirs):  # groups do not correspond: compare with the reference's mean
-        theirs = (reference.shape.main.density,) * len(ours)
-    share = max((a / b for a, b in zip(ours, theirs, strict=True)), key=lambda ratio: abs(math.log(ratio)))
+    shares = [share for kind in shape.kinds if kind.groups for share in _shares(reference, kind)]
+    # The expert whose noise moves most speaks for all.
+    share = max(shares or _shares(reference, shape.main), key=lambda share: abs(math.log(lr**2 / (batch * share))))
     return Sde(
         sigma0=lr / math.sqrt(batch),
         lambda_=decay / lr,
@@ -87,6 +86,14 @@ def sde_report(reference: Reference, shape: ModelShape, budget: Budget, hyper: H
         expert_batch=batch * share,
         expert_duration=batch * share * steps,
     )
+
+
+def _shares(reference: Reference, block: FeedForward) -> list[float]:
+    """Per group, the part of the batch that one of its experts sees, over the reference's."""
+    ours, theirs = sorted(densities(block)), sorted(densities(reference.shape.main))
+    if len(ours) != len(theirs):  # groups do not correspond: compare with the reference's mean
+        theirs = [reference.shape.main.density] * len(ours)
+    return [a / b for a, b in zip(ours, theirs, strict=True)]
 
 
 def sde_with_load(

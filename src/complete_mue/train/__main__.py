@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from complete_mue.errors import MueError
-from complete_mue.recipes import recipe
-from complete_mue.train.config import override
+from complete_mue.recipes import configured
 from complete_mue.train.estimate import Machine, estimate
 from complete_mue.train.loop import divergence, repeated, train
 from complete_mue.train.parallel import launched
@@ -26,10 +25,10 @@ _DIVERGED, _INTERRUPTED, _REFUSED = 3, 130, 2
 
 def main(arguments: list[str] | None = None) -> int:
     """Parse, train, and return the exit status: 0, 2 for a refused config, 3 if it diverged, 130 if interrupted."""
-    given = _parser().parse_args(arguments)
+    given = _parser().parse_intermixed_args(arguments)
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     try:
-        config = override(recipe(given.recipe), *given.overrides)
+        config = configured(given.recipe, given.overrides, given.reference)
         if given.dry_run:
             if rank == 0:
                 print(f"{config.name}\n{estimate(config, world, Machine()).memory()}")
@@ -63,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("recipe", metavar="RECIPE[:LAYOUT]", help="lm_tiny, lm_tiny:16e4a, lm_large, …")
     parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="budget.steps=300, expert_parallel=8, …")
+    parser.add_argument("--reference", type=Path, help="a tuned reference.toml to transfer from, as `mue tune` writes")
     parser.add_argument("--out", type=Path, help="the run's directory, which all ranks see; default runs/NAME")
     parser.add_argument(
         "--resume", action="store_true",

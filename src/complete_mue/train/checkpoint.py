@@ -206,7 +206,7 @@ def _opened(checkpoint: Checkpoint, fingerprint: str | None, ranks: Ranks) -> tu
         raise _Damaged(f"{type(problem).__name__}: {problem}") from None
     if fingerprint is not None and known != fingerprint:
         raise RunError(
-            f"{checkpoint.folder} belongs to another config: resume with the config in config.json, "
+            f"{checkpoint.folder} belongs to another config: resume with the one it was started with, "
             "or give the new run a directory of its own"
         )
     return opened[0], opened[1]

@@ -165,6 +165,20 @@ class RunConfig:
 _NO_NUMBERS = ("log_every", "checkpoint_every", "keep", "name", "device", "recompute", "expert_parallel", "wandb")
 
 
+def differences(config: RunConfig, known: RunConfig) -> list[str]:
+    """Where two configs give other numbers, key by key: ``budget.steps = 300, not 20``."""
+    ours, theirs = _flat(config.to_dict()), _flat(known.to_dict())
+    keys = [key for key in ours | theirs if key.split(".")[0] not in _NO_NUMBERS and ours.get(key) != theirs.get(key)]
+    return [f"{key} = {ours.get(key)}, not {theirs.get(key)}" for key in keys]
+
+
+def _flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
+    return found
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, FeedForward):
         return value.with_widths

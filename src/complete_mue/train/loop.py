@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from complete_mue.errors import MueError, RunError
+from complete_mue.errors import FileError, MueError, RunError
 from complete_mue.layout.numbers import count
 from complete_mue.storage import exclusive, read_json, write_json
 from complete_mue.train import checkpoint
-from complete_mue.train.config import RunConfig
+from complete_mue.train.config import RunConfig, differences, read_config
 from complete_mue.train.directory import Metrics, read_metrics
 from complete_mue.train.flops import Meter
 from complete_mue.train.parallel import ALONE, Ranks
@@ -55,6 +55,8 @@ def train(config: RunConfig, run: Path, *, resume: bool = False, report: Report 
     with exclusive(run, "the run") if ranks.first else contextlib.nullcontext():
         if not resume and checkpoint.Checkpoint.listed(run):
             raise RunError(f"{run} holds checkpoints already: resume that run (--resume), or give another directory")
+        if resume:
+            _check_config(run, config)
         trainer = Trainer(config, device or pick_device(config.device), ranks=ranks)
         trainer.task.check_holds(config.budget)
         start = checkpoint.load_newest(run, config.fingerprint, trainer.model, trainer.optimizer, warn, ranks)
@@ -74,6 +76,21 @@ def train(config: RunConfig, run: Path, *, resume: bool = False, report: Report 
         write_json(run / "result.json", {**result.to_dict(), "fingerprint": config.fingerprint})
         ranks.wait()
         return result
+
+
+def _check_config(run: Path, config: RunConfig) -> None:
+    """Refuse to go on with another config than the directory's, and say where they differ."""
+    if not checkpoint.Checkpoint.listed(run):
+        return
+    with contextlib.suppress(FileError):  # without a sound config.json, each checkpoint knows its config's fingerprint
+        known = read_config(run / "config.json")
+        if known.fingerprint != config.fingerprint:
+            found = differences(config, known)
+            more = f" and {len(found) - 4} more" if len(found) > 4 else ""
+            raise RunError(
+                f"{run} belongs to another config ({'; '.join(found[:4])}{more}): `mue train --resume --out {run}` goes "
+                "on with its own, or give the new run a directory of its own"
+            )
 
 
 def divergence(run: Path, config: RunConfig) -> Result | None:

@@ -40,13 +40,16 @@ REFERENCES = (
     ),
     Preset(
         "Diffusion transformer, d 128", _PAPER,
-        {**_PROXY, "batch_tokens": "262144", "steps": "200000", **_hyper("1.6e-3", "0.01", "0.02")},
+        {**_PROXY, "head_dim": "64", "batch_tokens": "262144", "steps": "100000", **_hyper("1.6e-3", "0.01", "0.02")},
     ),
 )  # fmt: skip
 
 TARGETS = (
     Preset("Language model, 6.3 B", _PAPER, {**_LARGE, "batch_tokens": "1048576", "steps": "100000"}),
-    Preset("Diffusion transformer, 6.3 B", _PAPER, {**_LARGE, "batch_tokens": "786432", "steps": "100000"}),
+    Preset(
+        "Diffusion transformer, 6.3 B", _PAPER,
+        {**_LARGE, "head_dim": "128", "batch_tokens": "786432", "steps": "100000"},
+    ),
     Preset("mixtral", _FAMILY, _shape(4096, 32, "8e2a", expert_width=14336)),
     Preset("qwen2_moe", _FAMILY, _shape(2048, 24, "dense@5632+60e4a@1408")),
     Preset("qwen3_moe", _FAMILY, _shape(2048, 24, "128e8a", expert_width=768)),
@@ -56,7 +59,7 @@ TARGETS = (
     Preset("phimoe", _FAMILY, _shape(4096, 32, "16e2a", expert_width=6400)),
     Preset("minimax_m2", _FAMILY, _shape(3072, 62, "256e8a", expert_width=1536)),
     Preset("llama", _FAMILY, _shape(4096, 32, "dense@11008")),
-)
+)  # fmt: skip
 
 
 def presets() -> dict[str, list[dict[str, Any]]]:
