@@ -7,9 +7,9 @@
     python bench/transfer.py DATA --list                   # the commands alone
 
 First the dense reference is tuned (RUNS/TASK-tune/reference.toml). Then every figure is swept over the learning rate by
-our rules; then, into the same folders, by the other rule sets and over weight decay and init std. Points that figures
-share, such as the dense reference's, are trained once. Everything resumes: a second start goes on where this one was
-stopped. ``--jobs 2`` keeps two sweeps going, so that one trains while the other compiles.
+our rules; then, into the same folders, by the other rule sets and over weight decay and init std. What a figure has
+finished, such as the dense reference's runs, the next ones take over. Everything resumes: a second start goes on where
+this one was stopped. ``--jobs 2`` keeps two sweeps going, so that one trains while the other compiles.
 
 At the end:
 
@@ -29,7 +29,7 @@ from pathlib import Path
 
 AXES = {
     "lm": (
-        "activated", "capacity", "granularity", "ffn_width", "shared", "grouped", "batch_tokens", "batch_steps",
+        "activated", "ffn_width", "capacity", "granularity", "shared", "grouped", "batch_tokens", "batch_steps",
         "depth", "width", "scaling",
     ),
     "dit": ("activated", "capacity", "width"),

@@ -32,6 +32,7 @@ __version__ = "0.1.0"
 # What needs torch, and where it lives; loaded on first use.
 _LAZY = {
     "Family": "complete_mue.apply.family",
+    "Point": "complete_mue.apply.axes",
     "Setup": "complete_mue.apply.setup",
     "check": "complete_mue.apply.checks",
     "check_scheduler": "complete_mue.apply.optim",
@@ -42,6 +43,7 @@ _LAZY = {
     "param_groups": "complete_mue.apply.optim",
 }
 if TYPE_CHECKING:
+    from complete_mue.apply.axes import Point
     from complete_mue.apply.bind import describe, normalize_routing
     from complete_mue.apply.checks import check
     from complete_mue.apply.family import Family
@@ -72,6 +74,7 @@ __all__ = [
     "ModelShape",
     "MueError",
     "Plan",
+    "Point",
     "Reference",
     "Role",
     "RoutedGroup",

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import complete_mue as mue
 
@@ -16,7 +20,10 @@ torch = pytest.importorskip("torch")
 from complete_mue.apply.axes import AXES, axis_points, small_reference  # noqa: E402
 from complete_mue.apply.bind import bind  # noqa: E402
 from complete_mue.apply.check_report import tables, verdict, write  # noqa: E402
-from complete_mue.apply.checks import CheckResult, slope  # noqa: E402
+from complete_mue.apply.checks import CheckResult, RoleVerdict, slope  # noqa: E402
+from complete_mue.apply.observe import Observation, observe, unseen  # noqa: E402
+from complete_mue.cli.check import app  # noqa: E402
+from complete_mue.kernels.dispatch import KERNELS, choose, routed_experts  # noqa: E402
 from complete_mue.models import LanguageModel  # noqa: E402
 from complete_mue.models.setup import BYTES, language_model_setup  # noqa: E402
 
@@ -175,6 +182,253 @@ def test_points_of_ones_own() -> None:
     assert result.axes[0].axis == "mine"
     with pytest.raises(mue.MueError, match="did you mean 'width'"):
         mue.check(language_model_setup, "widht")
+
+
+def role_of(result: CheckResult, name: str) -> RoleVerdict:
+    return next(role for line in result.axes for role in line.roles if role.role == name)
+
+
+# -- what is seen, whatever computes it ------------------------------------------------------------------------------
+
+
+def tiny_plan() -> mue.Plan:
+    point = axis_points("batch", "8e2a")[0]
+    return mue.transfer(small_reference(), point.shape, point.budget, betas="hold")
+
+
+def watched(model: torch.nn.Module, plan: mue.Plan, run: Callable[[], object]) -> Observation:
+    """A pass after a made-up update of every weight."""
+    binding = bind(model, plan)
+    start = {b.name: b.parameter.detach().clone() for b in binding}
+    draws = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for b in binding:
+            b.parameter.add_(torch.randn(b.parameter.shape, generator=draws), alpha=0.01)
+        with observe(model, binding, start) as seen:
+            run()
+    assert unseen(binding, seen) == []
+    return seen
+
+
+def assert_same_products(one: Observation, other: Observation, *, but: str = "none", rel: float = 1e-4) -> None:
+    """The same sizes, updates and inputs, tensor by tensor and expert by expert."""
+    assert one.products.keys() == other.products.keys()
+    assert any(len(experts) > 1 for experts in one.experts.values())
+    assert {name: sorted(experts) for name, experts in one.experts.items()} == {
+        name: sorted(experts) for name, experts in other.experts.items()
+    }
+    pairs = [(name, one.products[name], other.products[name]) for name in one.products]
+    pairs += [
+        (name, one.experts[name][expert], other.experts[name][expert])
+        for name, experts in one.experts.items()
+        for expert in experts
+    ]
+    for name, a, b in pairs:
+        if not name.endswith(but):
+            assert (a.size, a.change, a.mean_input) == pytest.approx((b.size, b.change, b.mean_input), rel=rel), name
+
+
+def runs_on_cpu(kernel: str) -> bool:
+    try:
+        return choose(torch.empty(1, 64), torch.empty(8, 32, 64), kernel=kernel) == kernel
+    except mue.MueError:
+        return False
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bfloat16 takes another way, slower
+# With 512 tokens the grouped kernel copies its weights into another layout.
+@pytest.mark.parametrize(("tokens", "dtype"), [(64, torch.float32), (512, torch.float32), (64, torch.bfloat16)])
+@pytest.mark.parametrize("kernel", [name for name in KERNELS if runs_on_cpu(name) and name != "reference"])
+def test_our_experts_are_seen_on_every_kernel_of_the_cpu(kernel: str, tokens: int, dtype: torch.dtype) -> None:
+    plan, seen = tiny_plan(), {}
+    for name in ("reference", kernel):
+        model = LanguageModel(plan.shape, BYTES, plan, kernel=name)
+        mue.initialize(model, plan, seed=0)
+        text = torch.arange(tokens).view(1, tokens) % BYTES
+        with torch.autocast("cpu", dtype, enabled=dtype is not torch.float32):
+            seen[name] = watched(model, plan, lambda model=model, text=text: model(text))
+    # The grouped kernel weights an expert's activation before its down projection, the reference its output after it.
+    assert_same_products(
+        seen["reference"], seen[kernel], but="expert_down", rel=1e-4 if dtype is torch.float32 else 0.1
+    )
+
+
+def all_experts_by_einsum(
+    x: torch.Tensor, up: torch.Tensor, down: torch.Tensor, index: torch.Tensor, weight: torch.Tensor, **options: object
+) -> torch.Tensor:
+    """Every expert on every token, weighted by zero where it was not chosen."""
+    shares = torch.zeros(len(x), len(up)).scatter(1, index, weight)
+    gate, value = torch.einsum("td,ehd->teh", x, up).chunk(2, dim=-1)
+    return torch.einsum("te,teh,edh->td", shares, torch.nn.functional.silu(gate) * value, down)
+
+
+def test_einsum_and_tables_that_are_indexed_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = tiny_plan()
+    model = LanguageModel(plan.shape, BYTES, plan, kernel="reference")
+    mue.initialize(model, plan, seed=0)
+    text = torch.arange(64).view(1, 64)
+    with torch.no_grad():
+        expected = model(text)
+    monkeypatch.setattr("complete_mue.nn.feed_forward.routed_experts", all_experts_by_einsum)
+    monkeypatch.setattr(LanguageModel, "_embed", lambda self, tokens: self.embedding[tokens])
+    with torch.no_grad():
+        torch.testing.assert_close(model(text), expected, rtol=1e-4, atol=1e-5)
+    seen = watched(model, plan, lambda: model(text))
+    moved = 0.01 * torch.randn(BYTES, plan.shape.width, generator=torch.Generator().manual_seed(1))
+    assert next(iter(bind(model, plan))).name == "embedding"
+    assert seen.products["embedding"].change == pytest.approx(moved[text].abs().mean().item(), rel=1e-4)
+
+
+def hidden_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experts whose weights a check cannot follow: another tensor is multiplied, not a copy."""
+    monkeypatch.setattr(
+        "complete_mue.nn.feed_forward.routed_experts",
+        lambda x, up, down, *rest, **options: routed_experts(x, up * 1.0, down * 1.0, *rest, **options),
+    )
+
+
+def test_what_was_never_seen_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden_products(monkeypatch)
+    result = mue.check(language_model_setup, "active", steps=2)
+    assert not result.ok
+    assert {(f.what, f.where) for f in result.findings} == {
+        ("product", "layers.*.feed_forward.expert_up"),
+        ("product", "layers.*.feed_forward.expert_down"),
+    }
+    assert "expert_up was never seen in a product" in str(result.findings[0])
+    assert verdict(result) == "failed: not as planned: product"
+    assert "expert_up" not in {role.role for role in result.axes[0].roles}
+    branch = role_of(result, "expert_down")
+    assert branch.ok
+    assert branch.formula_slope is None
+    assert any(" –" in _printed(part) for part in tables(result))
+    json.dumps(result.to_dict(), allow_nan=False)
+
+
+def test_a_branch_is_judged_by_its_output_even_if_its_products_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden_products(monkeypatch)
+    result = mue.check(planted(without_route_scale), "active", steps=1)
+    assert role_of(result, "expert_down").change_slope < -0.5
+
+
+def _printed(part: object) -> str:
+    from rich.console import Console
+
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(part)
+    return capture.get()
+
+
+# -- a stock model ---------------------------------------------------------------------------------------------------
+
+
+def mixtral(experts: str = "grouped_mm", *, wrong: bool = False) -> Callable[[mue.Plan], mue.Setup]:
+    """Stock Mixtral by a plan; ``wrong`` multiplies each MoE block's output by the number of activated experts."""
+    transformers = pytest.importorskip("transformers", reason="stock families need transformers")
+
+    def build(plan: mue.Plan) -> mue.Setup:
+        shape, block = plan.shape, plan.shape.main
+        config = transformers.MixtralConfig(
+            hidden_size=shape.width, num_hidden_layers=shape.depth, vocab_size=64, tie_word_embeddings=False,
+            num_attention_heads=shape.width // 16, num_key_value_heads=shape.width // 16, head_dim=16,
+            intermediate_size=block.groups[0].expert_width, num_local_experts=block.experts,
+            num_experts_per_tok=block.active,
+        )  # fmt: skip
+        model = transformers.MixtralForCausalLM(config)
+        model.set_experts_implementation(experts)
+        mue.initialize(model, plan, seed=0)
+        for layer in model.model.layers if wrong else ():
+            layer.mlp.register_forward_hook(lambda module, inputs, output: output * block.active)
+
+        def loss(model: Any, step: int) -> torch.Tensor:
+            tokens = torch.randint(0, 64, (4, 33), generator=torch.Generator().manual_seed(step))
+            return model(input_ids=tokens, labels=tokens).loss
+
+        return mue.Setup(model, torch.optim.AdamW(mue.param_groups(model, plan)), loss)
+
+    return build
+
+
+@pytest.mark.parametrize("experts", ["eager", "grouped_mm", "batched_mm"])
+def test_a_stock_model_passes_and_a_wrong_multiplier_on_its_experts_fails(experts: str) -> None:
+    points = axis_points("active")[:3]
+    right = mue.check(mixtral(experts), "active", points=points, steps=1)
+    assert right.ok, verdict(right)
+    assert {"router", "expert_up", "expert_down"} <= {role.role for role in right.axes[0].roles}
+    assert role_of(right, "expert_up").points[0].uneven > 1
+    wrong = mue.check(mixtral(experts, wrong=True), "active", points=points, steps=1)
+    assert not wrong.ok
+    assert role_of(wrong, "expert_down").size_slope == pytest.approx(1, abs=0.2)
+
+
+@pytest.mark.parametrize("experts", ["grouped_mm", "batched_mm", "fallback"])
+def test_every_implementation_of_stock_experts_shows_the_same(experts: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, seen = tiny_plan(), []
+    for name in ("eager", experts):
+        setup = mixtral("grouped_mm" if name == "fallback" else name)(plan)
+        if name == "fallback":
+            monkeypatch.setattr("transformers.integrations.moe._can_use_grouped_mm", lambda *tensors: False)
+        seen.append(watched(setup.model, plan, lambda setup=setup: setup.loss(setup.model, 0)))
+    assert_same_products(*seen)
+
+
+# -- which axes a setup can make -------------------------------------------------------------------------------------
+
+
+def test_without_axes_those_that_can_be_made_are_walked_and_the_others_named() -> None:
+    build = mixtral()
+
+    def only_grouped(plan: mue.Plan) -> mue.Setup:
+        if plan.shape.main.active != 4:
+            raise ValueError(f"{plan.shape.main} is not for us\nat all")
+        return build(plan)
+
+    result = mue.check(only_grouped, None, steps=1)
+    assert [line.axis for line in result.axes] == ["groups"]
+    left = {line.axis: line.reason for line in result.not_walked}
+    assert set(left) == set(AXES) - {"groups"}
+    assert left["active"].startswith("build(plan) failed with ValueError: 16e2a is not for us at all")
+    assert left["width"].endswith("give another with layout= (--layout), such as 8e2a")
+    assert result.ok
+    assert verdict(result).endswith(f"; not walked: {', '.join(left)}")
+    assert f"not walked: active: {left['active']}" in list(tables(result))
+
+
+def test_a_setup_that_can_make_nothing_is_an_error() -> None:
+    with pytest.raises(mue.MueError, match=r"can make no axis: width: .*ZeroDivisionError.*and 8 other axes") as error:
+        mue.check(lambda plan: 1 / 0, None)
+    assert "\n" not in str(error.value)
+
+
+def test_an_axis_that_was_asked_for_and_cannot_be_made_is_an_error_with_the_remedy() -> None:
+    with pytest.raises(mue.MueError, match=r"batch: the plan is for .*dense@16\+8e2a@16.*--layout\), such as 8e2a"):
+        mue.check(mixtral(), "batch")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"axes": "active", "layout": "8e2a"}, "active vary the layout themselves: leave it out"),
+        ({"axes": "width", "layout": "8e2"}, "cannot read '8e2'"),
+        ({"axes": "mine", "layout": "8e2a", "points": axis_points("groups")}, "points= bring their own"),
+        ({"axes": ["a", "b"], "points": axis_points("groups")}, "the name of one"),
+        ({"axes": []}, "0 axes: give one or more"),
+        ({"axes": "mine", "points": axis_points("groups")[:1]}, "give two or more, at different x"),
+    ],
+)
+def test_options_that_do_not_go_together(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(mue.MueError, match=says.replace("(", r"\(")):
+        mue.check(language_model_setup, **options)
+
+
+def test_layout_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setitem(sys.modules, "my_training", SimpleNamespace(build=mixtral()))
+    words = ["check", "--model", "my_training:build", "--axis", "batch", "--layout", "8e2a", "--steps", "1"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert "ok: every role keeps its size along batch" in done.stdout
 
 
 def test_slope() -> None:

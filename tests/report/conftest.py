@@ -34,6 +34,7 @@ class Surface:
     task: str = "lm"
     title: str = "Synthetic: activated experts"
     name: str = "synthetic"
+    prefix: str = ""  # of the runs' ids: sweeps with the same share their runs
 
     def loss(self, target: str, rules: str, hyper: str, value: float, seed: int) -> float:
         drift = self.other_drifts.get(rules, self.drifts).get(target, 0.0)
@@ -71,7 +72,7 @@ def write_sweep(folder: Path, surface: Surface | None = None) -> Path:
                     for seed in range(s.seeds):
                         value = factor * TUNED[hyper] / TUNED["lr"]
                         shared = math.isclose(value, TUNED[hyper])
-                        id_ = f"{name}-{rules}-{'tuned' if shared else f'{hyper}-{value:.6g}'}-{seed}"
+                        id_ = f"{s.prefix}{name}-{rules}-{'tuned' if shared else f'{hyper}-{value:.6g}'}-{seed}"
                         points.append(
                             {"id": id_, "target": name, "rules": rules, "hyper": hyper, "value": value, "seed": seed}
                         )

@@ -25,7 +25,7 @@ def runs(sweep_folder: Write, tmp_path: Path) -> Path:
     """Two axes and a scaling figure in language, one axis in diffusion."""
     activated = {"name": "activated", "title": "Activated experts"}
     sweep_folder("runs/a", **activated, other_drifts={"sp": SP}, hypers=("lr", "weight_decay"))
-    sweep_folder("runs/b", name="width", title="Width", drifts={"8e2a": 0.1, "16e4a": 5.0})
+    sweep_folder("runs/b", name="width", title="Width", drifts={"8e2a": 0.1, "16e4a": 5.0}, prefix="width-")
     sweep_folder("runs/c", name="scaling", title="Scaling", grid=(0.008,))
     sweep_folder("runs/d", **activated, task="dit", run_noise=0.05, curvature=0.01)
     return tmp_path / "runs"
@@ -90,6 +90,17 @@ def test_the_verdict_on_everything(runs: Path) -> None:
     assert sp.endswith("There (Activated experts) complete_mue served all 3 layouts.")
     assert any(line.startswith("Diffusion transformer, learning rate") for line in lines)
     assert any(line.startswith(("Too small a budget to tell: ", "Open, ")) for line in lines[-3:])
+
+
+def test_a_layout_that_axes_share_counts_once(sweep_folder: Write) -> None:
+    shared = {"drifts": {"8e2a": 0.1, "16e4a": 2.5}, "other_drifts": {"sp": {"8e2a": 2.0, "16e4a": 2.9}}}
+    found = [summarize(sweep_folder(name, name=name, title=name.capitalize(), **shared)) for name in ("depth", "width")]
+    found.append(summarize(sweep_folder("more", title="More", drifts={"8e2a": 0.2}, prefix="more-")))
+    lines = [line.text for line in overview_lines(tallies(found))]
+    assert lines[0].startswith("Language model, learning rate: the dense optimum served 2 of 3 layouts on 3 axes")
+    assert lines[1].startswith("Missed: 16e4a (Depth, Width: ")
+    assert lines[1].count("16e4a") == 1
+    assert lines[2].startswith("sp served none of 2 layouts; its loss")
 
 
 def test_the_worst_is_by_size_in_either_direction(sweep_folder: Write) -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-import random
-import statistics
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from complete_mue.report.curves import Curve, ValuePoint, curve_noise, fit_curve, seed_noise
+from complete_mue.report.curves import Curve
+from complete_mue.report.overview import overview_lines, tallies
 from complete_mue.report.summary import Summary, summarize
-from complete_mue.report.tables import tables
+from complete_mue.report.tables import plain, tables
 
 Write = Callable[..., Path]
 
@@ -40,8 +40,7 @@ def test_drift_and_regret_of_a_known_surface(sweep_folder: Write) -> None:
             assert curve.drift_error is not None
             assert abs(curve.drift - drift) < 5 * curve.drift_error
             assert curve.status == ("held" if curve.rules == "complete_mue" else "missed")
-            best_on_grid = 0.03 * (round(drift) - drift) ** 2
-            assert curve.regret == pytest.approx(0.03 * drift**2 - best_on_grid, abs=0.003)
+            assert curve.regret == pytest.approx(0.03 * drift**2, abs=0.003)
     first = summary.verdict[0]
     assert first.kind == "good"
     assert first.text.startswith(
@@ -61,83 +60,6 @@ def test_runs_at_the_transferred_values(sweep_folder: Write) -> None:
         assert run.speedup_median == pytest.approx(2.5, rel=0.02)
         assert 0.2 <= (run.load_variation or 0) <= 0.25
         assert len(run.first) == 100
-
-
-def test_the_error_of_the_drift_is_honest() -> None:
-    """Over many noisy sweeps the miss of the optimum is as large as the error says."""
-    state = random.Random(3)
-    values = [2.0**k for k in range(-3, 4)]
-    misses, errors = [], []
-    for _ in range(60):
-        points = []
-        for value in values:
-            losses = tuple((s, 2 + 0.03 * (math.log2(value) - 0.3) ** 2 + state.gauss(0, 0.006)) for s in range(3))
-            found = [loss for _, loss in losses]
-            points.append(ValuePoint(value, statistics.fmean(found), statistics.stdev(found), 3, False, 0, losses))
-        curve = fit_curve("lr", "complete_mue", "8e2a", 1.0, points)
-        assert curve.optimum is not None
-        assert curve.optimum_error is not None
-        misses.append(curve.optimum.log2 - 0.3)
-        errors.append(curve.optimum_error)
-        assert fit_curve("lr", "complete_mue", "8e2a", 1.0, points) == curve  # drawn with a fixed random state
-    rms = math.sqrt(statistics.fmean(miss**2 for miss in misses))
-    assert 0.6 < rms / statistics.fmean(errors) < 1.6
-
-
-@pytest.mark.parametrize(
-    ("at", "noise", "cubic"),
-    [(0.3, 0.004, 0.0), (0.5, 0.012, 0.0), (0.5, 0.001, 0.003)],
-    ids=["between values", "noisy", "lopsided"],
-)
-def test_the_errors_of_two_seeds_cover_the_truth(at: float, noise: float, cubic: float) -> None:
-    """Scans of a reference and two targets, two seeds, seven values: drift and regret lie within one standard error of
-    the truth two times out of three or more, within two of them nearly always."""
-    state = random.Random(7)
-    steps = range(-3, 4)
-
-    def curve(place: float) -> list[ValuePoint]:
-        shifts = [state.gauss(0, 0.003) for _ in range(2)]
-        points = []
-        for k in steps:
-            true = 2 + 0.03 * (k - place) ** 2 + cubic * (k - place) ** 3
-            runs = tuple((seed, true + shift + state.gauss(0, noise)) for seed, shift in enumerate(shifts))
-            found = [loss for _, loss in runs]
-            points.append(ValuePoint(2.0**k, statistics.fmean(found), statistics.stdev(found), 2, False, 0, runs))
-        return points
-
-    true_losses = [0.03 * (k - at) ** 2 + cubic * (k - at) ** 3 for k in steps]
-    true_regret = true_losses[3] - min(true_losses)
-    drifts, regrets = [], []
-    for number in range(40):
-        scan = {"dense": curve(0.0), f"a{number}": curve(at), f"b{number}": curve(at)}
-        shared = statistics.median(noise for points in scan.values() if (noise := curve_noise(points)) is not None)
-        dense, *others = (fit_curve("lr", "complete_mue", name, 1.0, points, shared) for name, points in scan.items())
-        for found in others:
-            assert dense.optimum is not None
-            assert found.optimum is not None
-            error = math.hypot(found.optimum_error or 0, dense.optimum_error or 0)
-            drifts.append(abs(found.optimum.log2 - dense.optimum.log2 - at) / error)
-            regrets.append(abs((found.regret or 0.0) - true_regret) / (found.regret_error or math.inf))
-    for misses in (drifts, regrets):
-        within = [sum(miss <= errors for miss in misses) / len(misses) for errors in (1, 2)]
-        assert within[0] >= 0.6
-        assert within[1] >= 0.9
-    assert sum(miss <= 0.1 for miss in drifts) / len(drifts) < 0.35  # and the bars are not wide for the sake of it
-
-
-def test_what_a_seed_adds_everywhere_is_no_noise() -> None:
-    def points(shift: float) -> list[ValuePoint]:
-        state = random.Random(0)
-        rows = [tuple((s, 2 + shift * s + state.gauss(0, 0.001)) for s in range(3)) for _ in range(5)]
-        return [
-            ValuePoint(
-                2.0**i, statistics.fmean(y for _, y in row), statistics.stdev(y for _, y in row), 3, False, 0, row
-            )
-            for i, row in enumerate(rows)
-        ]
-
-    assert seed_noise(points(0.0)) == pytest.approx(seed_noise(points(0.5)) or 0, rel=1e-6)
-    assert seed_noise(points(0.0)) == pytest.approx(0.001, rel=0.5)
 
 
 def test_open_edges_are_said(sweep_folder: Write) -> None:
@@ -203,6 +125,67 @@ def test_another_rule_set_that_does_as_well_is_said(sweep_folder: Write) -> None
     assert "it does better here" in words(better)
 
 
+def test_rule_sets_are_compared_seed_by_seed(sweep_folder: Write) -> None:
+    """What a seed adds to both is none: 0.03 * 0.4^2 = 0.0048 shows through seeds that differ by ten times that."""
+    other = dict.fromkeys(("8e2a", "16e4a", "64e16a"), -0.4)
+    noise = {"seed_noise": 0.05, "run_noise": 0.0002, "seeds": 2}
+    summary = summarize(sweep_folder(drifts=dict.fromkeys(other, 0.0), other_drifts={"sp": other}, **noise))
+    assert "sp served all 3 layouts; its loss at the transferred value is 0.005 ± 0.000 nats higher" in words(summary)
+    spread = curve_of(summary, "8e2a").spread
+    assert spread is not None
+    assert spread > 0.02
+
+
+def test_what_blew_up_is_not_better(sweep_folder: Write) -> None:
+    def blown(target: str, rules: str, value: float) -> bool:
+        return rules == "mup" and target != "64e16a" and value >= 0.008
+
+    drifts = {"8e2a": 0.1, "16e4a": 0.1, "64e16a": 0.6}
+    folder = sweep_folder(drifts=drifts, other_drifts={"mup": dict.fromkeys(drifts, 0.0)}, diverged=blown)
+    line = next(line for line in summarize(folder).verdict if line.text.startswith("mup served"))
+    assert "diverged at the transferred value for 8e2a, 16e4a" in line.text
+    assert "lower than that of complete_mue on average on the 1 layout where both finished" in line.text
+    assert line.kind == "note"
+    assert "better" not in line.text
+
+
+def test_a_flat_basin_is_served_and_says_so(sweep_folder: Write) -> None:
+    """Between two walls the loss is level: its optimum cannot be told, and need not be."""
+    folder = sweep_folder(drifts={"8e2a": 0.0, "16e4a": 0.0}, seeds=2, seed_noise=0.001)
+    for path in (folder / "ledger").glob("8e2a-*.json"):
+        record = json.loads(path.read_text())
+        value = 0.008 if "tuned" in path.name else float(path.name.split("-")[3])
+        wall = 0.02 * max(0.0, abs(math.log2(value / 0.008)) - 1.5) ** 2
+        loss = record["loss"] - 0.03 * math.log2(value / 0.008) ** 2 + wall
+        path.write_text(json.dumps({**record, "loss": loss}))
+    summary = summarize(folder)
+    curve = curve_of(summary, "8e2a")
+    assert curve.status == "flat"
+    assert curve.served
+    assert curve.regret is not None
+    assert curve.regret_error is not None
+    assert curve.drift_error is not None
+    assert curve.drift_error > 0.5
+    assert curve.regret + 2 * curve.regret_error <= 0.01
+    assert summary.verdict[0].kind == "good"
+    assert "served all 2 layouts, 1 of them flat: drift at most" in summary.verdict[0].text
+    assert re.search(r"8e2a, flat: costs at most 0\.00\d nats; the optimum's place cannot be told", words(summary))
+    row = next(row for row in tables(summary)[0].rows if plain(row.cells[1]) == "8e2a")
+    assert plain(row.cells[-1]).startswith("flat: costs at most 0.00")
+
+
+def test_a_sweep_without_our_rules_names_its_own(sweep_folder: Write) -> None:
+    folder = sweep_folder(drifts={"8e2a": 0.1}, other_drifts={"sp": {"8e2a": 1.5}})
+    sweep = json.loads((folder / "sweep.json").read_text())
+    sweep["points"] = [p for p in sweep["points"] if p["rules"] == "sp" or p["target"] == "dense"]
+    (folder / "sweep.json").write_text(json.dumps(sweep))
+    summary = summarize(folder)
+    assert summary.verdict[0].text == "Learning rate: the dense optimum (0.008) served none of 1 layout by sp."
+    found = tallies([summary])
+    assert [tally.main for tally in found] == [False]
+    assert "served none of 1 layout on one axis by sp" in overview_lines(found)[0].text
+
+
 def test_one_seed_has_no_error_bars(sweep_folder: Write) -> None:
     summary = summarize(sweep_folder(seeds=1))
     curve = curve_of(summary, "8e2a")
@@ -230,7 +213,21 @@ def test_a_failed_run_counts_as_missing_and_is_said(sweep_folder: Write) -> None
     summary = summarize(folder)
     assert summary.progress.failed == 1
     assert "1 of 56 runs failed" in words(summary)
-    assert curve_of(summary, "8e2a").status == "held"
+    curve = curve_of(summary, "8e2a")
+    assert (curve.status, curve.gaps) == ("unfinished", (0.016,))  # beside the best: its mean is over other seeds
+    assert "8e2a: runs are missing at 0.016." in words(summary)
+    path.write_text(json.dumps(record))
+    far = folder / "ledger" / "8e2a-complete_mue-lr-0.064-1.json"
+    far.unlink()
+    assert curve_of(summarize(folder), "8e2a").status == "held"
+
+
+def test_a_reference_that_lacks_a_seed_leaves_the_drift_unknown(sweep_folder: Write) -> None:
+    folder = sweep_folder(drifts={"8e2a": 0.1}, seeds=2)
+    (folder / "ledger" / "dense-complete_mue-lr-0.004-0.json").unlink()
+    summary = summarize(folder)
+    assert curve_of(summary, "8e2a").says == "runs of dense are missing, so the drift is not known"
+    assert "dense: the reference's runs are missing at 0.004" in words(summary)
 
 
 def test_a_mistuned_reference_is_said(sweep_folder: Write) -> None:
@@ -261,6 +258,36 @@ def test_scaling_has_no_optimum(sweep_folder: Write) -> None:
     assert good.kind == "good"
     assert "falls from 1.899 to 1.799 nats between 12.3k and 49.4k active parameters" in good.text
     assert bad.kind != "good"
+
+
+def test_only_a_rise_against_nothing_larger_counts(sweep_folder: Write) -> None:
+    """More total at less active is another way to grow, not a step up."""
+
+    def lines(**last: float) -> list[str]:
+        folder = sweep_folder(f"s{len(list(tmp.iterdir()))}", grid=(0.008,), drifts={"8e2a": 0.0, "16e4a": 0.0})
+        sweep = json.loads((folder / "sweep.json").read_text())
+        sweep["targets"][2] |= last
+        (folder / "sweep.json").write_text(json.dumps(sweep))
+        for path in (folder / "ledger").glob("16e4a-*.json"):
+            record = json.loads(path.read_text())
+            path.write_text(json.dumps({**record, "loss": 1.87}))
+        return [line.text for line in summarize(folder).verdict]
+
+    tmp = sweep_folder("first").parent
+    assert "but not at 16e4a" in lines()[0]  # larger in both, and worse than 8e2a
+    assert "but not" not in lines(active=12_345)[0]  # fewer active parameters than 8e2a
+
+
+def test_the_speedup_has_a_spread_and_needs_one_batch(sweep_folder: Write) -> None:
+    folder = sweep_folder(drifts={"8e2a": 0.0, "16e4a": 0.0})
+    sweep = json.loads((folder / "sweep.json").read_text())
+    sweep["targets"][2]["batch_tokens"] *= 2
+    (folder / "sweep.json").write_text(json.dumps(sweep))
+    _, same, other = summarize(folder).runs
+    assert same.speedup_spread is not None
+    assert 0 < same.speedup_spread < 0.1
+    assert same.speedup_median == pytest.approx(2.0, abs=3 * same.speedup_spread)
+    assert (other.speedup, other.speedup_median, other.speedup_spread) == (None, None, None)
 
 
 def test_an_off_grid_transferred_value_is_interpolated(sweep_folder: Write) -> None:
@@ -300,3 +327,10 @@ def test_a_scan_of_the_reference_alone_gives_its_optimum(sweep_folder: Write) ->
     assert first.kind == "good"
     assert first.text.startswith("Learning rate: dense has its optimum at 0.008")
     assert "the loss is within 0.01 nats of the best" in first.text
+
+
+@pytest.mark.parametrize(("curvature", "noise"), [(0.003, 0.02), (0.001, 0.0001)])
+def test_an_optimum_that_is_not_known_well_is_not_green(sweep_folder: Write, curvature: float, noise: float) -> None:
+    first = summarize(sweep_folder(drifts={}, seeds=2, curvature=curvature, run_noise=noise)).verdict[0]
+    assert first.kind == "open"
+    assert "more than half an octave: take more seeds" in first.text or "the basin runs off the grid" in first.text

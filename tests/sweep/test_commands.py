@@ -69,6 +69,9 @@ def test_tune_then_sweep_then_report(tmp_path: Path) -> None:
         (("sweep", "missing.toml"), "missing.toml: No such file"),
         (("sweep", "mine.toml", "--span", "2"), "write [scan] in the file"),
         (("sweep", "capacity", "--address", "ray://x"), "without --executor ray"),
+        (("sweep", "capacity", "--set", "budget.steps=99999"), "the data holds"),
+        (("tune", "lm", "--set", "budget.steps=99999"), "the data holds"),
+        (("sweep", "capacity", "--set", "task.source=nowhere"), "nowhere"),
         (("tune", "ml"), "give one of lm, dit"),
         (("tune", "lm", "--hyper", "momentum"), "give one of"),
     ],
@@ -78,6 +81,29 @@ def test_mistakes_are_one_line(tmp_path: Path, arguments: tuple[str, ...], messa
     assert done.returncode == 2
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_what_a_reference_brings_is_not_changed_beside_it(tmp_path: Path, root: Path) -> None:
+    reference = str(root / "examples" / "lm_reference.toml")
+    done = mue("sweep", "capacity", "--reference", reference, "--set", "budget.steps=50", "--dry-run", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--set budget.steps=50 is not what the reference has" in done.stderr
+
+
+def test_failed_runs_end_in_an_error_and_run_again_when_asked(tmp_path: Path) -> None:
+    grid = tmp_path / "mine.toml"
+    changes = ", ".join(f'"{change}"' for change in TINY)
+    grid.write_text(f'recipe = "lm_tiny"\noverrides = [{changes}]\n[scan]\nlr = [1e-3]\n[targets]\n')
+    done = mue("sweep", "mine.toml", "--executor", "here", "--out", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (record,) = (tmp_path / "run" / "ledger").glob("*.json")
+    failed = {"format": 1, "id": record.stem, "status": "failed", "loss": None, "error": "OSError: disk full"}
+    record.write_text(json.dumps(failed))
+    again = mue("sweep", "mine.toml", "--executor", "here", "--out", "run", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "1 of 1 runs failed, the first with: OSError: disk full" in again.stderr
+    mended = mue("sweep", "mine.toml", "--executor", "here", "--out", "run", "--retry-failed", cwd=tmp_path)
+    assert mended.returncode == 0, mended.stderr
 
 
 def test_bench_sweep(tmp_path: Path) -> None:

@@ -17,13 +17,11 @@ import complete_mue as mue
 
 pytest.importorskip("torch")
 
-from complete_mue.layout.files import read_reference
 from complete_mue.report.summary import summarize
 from complete_mue.sweep.executor import Executor, Here, Processes
 from complete_mue.sweep.grid import Scan, Sweep, Target
 from complete_mue.sweep.ledger import Ledger
 from complete_mue.sweep.run import run
-from complete_mue.sweep.tune import tune
 from small_sweeps import TINY, base, losses, sweep_of
 
 
@@ -208,23 +206,3 @@ def test_kill_9_twenty_times_loses_and_repeats_nothing(tmp_path: Path) -> None:
 def _children(pid: int) -> list[int]:
     path = Path(f"/proc/{pid}/task/{pid}/children")
     return [int(word) for word in path.read_text().split()] if path.exists() else []
-
-
-def test_tune_brackets_the_optimum_and_writes_a_reference(tmp_path: Path) -> None:
-    start = base("reference.hyper.lr=2e-4", "budget.steps=30")
-    folders = []
-
-    def train(sweep: Sweep, folder: Path) -> None:
-        folders.append(folder.name)
-        run(sweep, folder, Here(), replicas=lambda point: 16)
-
-    reference, found = tune(start, tmp_path, train, hypers=("lr", "lr"), span=1, seeds=(0,))
-    assert found[0].optimum.open is None  # it started far below the optimum and was widened
-    assert folders.count("1-lr") > 1
-    assert reference.hyper.lr > 1e-3
-    assert read_reference(tmp_path / "reference.toml") == reference
-    text = (tmp_path / "reference.toml").read_text()
-    assert "lr: optimum" in text
-    assert "2-lr/" in text
-    with pytest.raises(mue.MueError, match="above zero"):
-        tune(base("reference.hyper.weight_decay=0.0"), tmp_path, train, hypers=("weight_decay",))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from complete_mue.errors import RunError, nearest
+from complete_mue.errors import RunError, ShapeError, nearest
 from complete_mue.layout import Budget, FeedForward, Hyper, ModelShape, Reference
 
 WIDTH, DEPTH, HEAD_DIM = 64, 2, 16
@@ -41,24 +41,44 @@ def _moe(text: str, h: int, width: int = WIDTH, depth: int = DEPTH) -> tuple[Mod
     return ModelShape(width, depth, FeedForward.parse(text, h), head_dim=HEAD_DIM), 1
 
 
-AXES: dict[str, Callable[[], list[Point]]] = {
-    "width": lambda: _points((64, 128, 256), lambda d: _moe("8e2a1s", d // 4, width=d)),
-    "depth": lambda: _points((4, 8, 16), lambda depth: _moe("8e2a1s", 16, depth=depth)),
-    "active": lambda: _points((2, 4, 8, 16), lambda a: _moe(f"16e{a}a", 16)),
-    "experts": lambda: _points((4, 8, 16, 32), lambda n: _moe(f"{n}e2a", 32)),
-    "granularity": lambda: _points((2, 4, 8, 16), lambda a: _moe(f"{4 * a}e{a}a", 128 // a)),
-    "shared": lambda: _points((1, 2, 3, 5), lambda z: _moe(f"8e2a{z - 1}s" if z > 1 else "8e2a", 32)),
-    "groups": lambda: _points((1, 2, 4), lambda g: _moe(f"16e4a{g}g", 16)),
-    "ffn_width": lambda: _points(
+LAYOUT = "8e2a1s"  # of the axes that do not vary the layout
+LAYOUT_AXES = ("width", "depth", "batch")
+AXES: dict[str, Callable[[str], list[Point]]] = {
+    "width": lambda layout: _points((64, 128, 256), lambda d: _moe(layout, d // 4, width=d)),
+    "depth": lambda layout: _points((4, 8, 16), lambda depth: _moe(layout, 16, depth=depth)),
+    "active": lambda _: _points((2, 4, 8, 16), lambda a: _moe(f"16e{a}a", 16)),
+    "experts": lambda _: _points((4, 8, 16, 32), lambda n: _moe(f"{n}e2a", 32)),
+    "granularity": lambda _: _points((2, 4, 8, 16), lambda a: _moe(f"{4 * a}e{a}a", 128 // a)),
+    "shared": lambda _: _points((1, 2, 3, 5), lambda z: _moe(f"8e2a{z - 1}s" if z > 1 else "8e2a", 32)),
+    "groups": lambda _: _points((1, 2, 4), lambda g: _moe(f"16e4a{g}g", 16)),
+    "ffn_width": lambda _: _points(
         (32, 64, 128, 256),
         lambda hidden: (ModelShape(WIDTH, DEPTH, FeedForward.dense(hidden), head_dim=HEAD_DIM), 1),
     ),
-    "batch": lambda: _points((1, 2, 4), lambda b: (_moe("8e2a1s", 16)[0], b)),
+    "batch": lambda layout: _points((1, 2, 4), lambda b: (_moe(layout, 16)[0], b)),
 }
 
 
-def axis_points(axis: str) -> list[Point]:
-    """The points of an axis, or an error that lists the axes."""
+def axis_points(axis: str, layout: str | None = None) -> list[Point]:
+    """The points of an axis, or an error that lists the axes.
+
+    ``layout`` is that of every point on the axes that do not vary it (``width``, ``depth``, ``batch``); others keep
+    their own. A term without ``@width`` gets experts of a quarter of the residual width.
+    """
     if axis not in AXES:
         raise RunError(f"axis {axis!r}{nearest(axis, AXES)}: axes are {', '.join(AXES)}")
-    return AXES[axis]()
+    return AXES[axis](LAYOUT if layout is None else layout)
+
+
+def axis_lines(axes: list[str], layout: str | None, points: list[Point] | None) -> dict[str, list[Point]]:
+    """The points of every axis that is asked for."""
+    if not axes or (points is not None and len(axes) > 1):
+        raise RunError(f"{len(axes)} axes: give one or more, and with points= of your own the name of one")
+    if layout is not None and (points is not None or not set(axes) & set(LAYOUT_AXES)):
+        what = "points= bring their own" if points is not None else f"{', '.join(axes)} vary the layout themselves"
+        raise RunError(f"layout {layout!r} is for the axes {', '.join(LAYOUT_AXES)}, but {what}: leave it out")
+    lines = {axis: axis_points(axis, layout) if points is None else points for axis in axes}
+    for axis, line in lines.items():
+        if len({point.x for point in line}) < 2:
+            raise ShapeError(f"{axis}: {len(line)} points at one place; give two or more, at different x")
+    return lines

@@ -31,7 +31,7 @@ def tables(result: CheckResult) -> Iterator[Table | str]:
                 f"{last.change:.3g}",
                 f"{role.size_slope:+.2f}",
                 f"{role.change_slope:+.2f}",
-                f"{role.formula_slope:+.2f}",
+                "–" if role.formula_slope is None else f"{role.formula_slope:+.2f}",
                 f"x{last.uneven:.2g}" if last.uneven > 1 else "–",
                 "ok" if role.ok else role.why,
             )
@@ -42,21 +42,24 @@ def tables(result: CheckResult) -> Iterator[Table | str]:
             yield f"routing at init: F = {factors}; variation of the load = {loads}"
     for finding in result.findings:
         yield f"not as planned: {finding}"
+    for left in result.not_walked:
+        yield f"not walked: {left.axis}: {left.reason}"
     yield verdict(result)
 
 
 def verdict(result: CheckResult) -> str:
     """One line in plain words."""
+    left = f"; not walked: {', '.join(axis.axis for axis in result.not_walked)}" if result.not_walked else ""
     if result.ok:
         axes = ", ".join(axis.axis for axis in result.axes)
-        return f"ok: every role keeps its size along {axes}, and the optimizer does what the plan says"
+        return f"ok: every role keeps its size along {axes}, and the optimizer does what the plan says{left}"
     broken = [
         f"{axis.axis} ({', '.join(r.role for r in axis.roles if not r.ok)})" for axis in result.axes if not axis.ok
     ]
     parts = [f"sizes move along {', '.join(broken)}"] if broken else []
     kinds = dict.fromkeys(finding.what for finding in result.findings)
     parts += [f"not as planned: {', '.join(kinds)}"] if kinds else []
-    return "failed: " + "; ".join(parts)
+    return "failed: " + "; ".join(parts) + left
 
 
 def plot(result: CheckResult, file: BinaryIO) -> None:

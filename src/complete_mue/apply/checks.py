@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 
-from complete_mue.apply.axes import Point, axis_points, small_reference
+from complete_mue.apply.axes import AXES, LAYOUT, LAYOUT_AXES, Point, axis_lines, small_reference
 from complete_mue.apply.bind import Binding, bind
-from complete_mue.apply.observe import Observation, observe
+from complete_mue.apply.observe import Observation, any_number, observe, unseen
 from complete_mue.apply.realized import Finding, realized
 from complete_mue.apply.setup import Setup, built
+from complete_mue.errors import MueError, RunError
 from complete_mue.layout import Reference, Role
 from complete_mue.layout.numbers import count
 from complete_mue.plan.plan import Plan
@@ -33,11 +34,16 @@ _DOWN = (Role.DENSE_DOWN, Role.SHARED_DOWN, Role.EXPERT_DOWN)
 
 @dataclass(frozen=True)
 class Measured:
-    """One role at one point: size at init, change after each step, update size against the paper's formula."""
+    """One role at one point: size at init, change after each step, update size against the paper's formula.
+
+    ``formula`` is E|dW x| / (lr * fan-in * E|x|) after all steps, constant along every axis (Eq. base-update-scale);
+    None where no product was seen. After one step alone it still falls with the fan-in: signs that agree by chance
+    add up to its root, and outweigh what the inputs have in common.
+    """
 
     size: float
     changes: tuple[float, ...]  # after 1, 2, …, k steps
-    formula: float  # E|dW x| / (lr * fan-in * E|x|) of one step; constant along every axis (Eq. base-update-scale)
+    formula: float | None
     uneven: float  # largest over smallest expert's update; 1 without experts
 
     @property
@@ -54,7 +60,7 @@ class RoleVerdict:
     points: tuple[Measured, ...]
     size_slope: float
     change_slope: float
-    formula_slope: float
+    formula_slope: float | None
     ok: bool
     why: str
 
@@ -84,14 +90,23 @@ class AxisCheck:
 
 
 @dataclass(frozen=True)
+class NotWalked:
+    """An axis whose models the setup cannot make, and why."""
+
+    axis: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class CheckResult:
-    """All axes and all findings."""
+    """All axes that were walked, those that could not be, and all findings."""
 
     rules: str
     steps: int
     tolerance: float
     axes: tuple[AxisCheck, ...]
     findings: tuple[Finding, ...] = field(default_factory=tuple)
+    not_walked: tuple[NotWalked, ...] = field(default_factory=tuple)
 
     @property
     def ok(self) -> bool:
@@ -105,8 +120,9 @@ class CheckResult:
 
 def check(
     build: Callable[[Plan], Setup],
-    axes: Iterable[str] | str = "width",
+    axes: Iterable[str] | str | None = "width",
     *,
+    layout: str | None = None,
     reference: Reference | None = None,
     points: Iterable[Point] | None = None,
     rules: Rules | str = "complete_mue",
@@ -116,26 +132,52 @@ def check(
 ) -> CheckResult:
     """Walk ``build(plan)`` along the axes and compare what it does with what the plan says.
 
-    ``points`` replaces the built-in shapes of a single axis, for a model of one's own (with its ``reference``).
+    ``axes=None`` walks every axis whose models ``build`` can make and names the others in ``not_walked``. ``layout``
+    is that of the axes that do not vary it (``width``, ``depth``, ``batch``), such as ``"8e2a"`` for a model without
+    shared experts. ``points`` replaces the built-in shapes of a single axis, for models of one's own: a ``Point(x,
+    shape, budget)`` each, with their ``reference``.
     """
     count("steps", steps)
-    reference = reference or small_reference()
-    axes = [axes] if isinstance(axes, str) else list(axes)
-    results, findings, seen = [], [], set()
-    for axis in axes:
-        line = list(points) if points is not None else axis_points(axis)
+    rules, reference = Rules.named(rules), reference or small_reference()
+    names = [axes] if isinstance(axes, str) else list(AXES if axes is None else axes)
+    results, findings, not_walked = [], dict[tuple[str, str], Finding](), []
+    for axis, line in axis_lines(names, layout, None if points is None else list(points)).items():
+        plans = [transfer(reference, point.shape, point.budget, rules=rules, betas="hold") for point in line]
+        progress(f"{axis}: building")
+        problem = _cannot_make(build, plans)
+        if problem is not None:
+            reason = " ".join(str(problem).split())
+            if axis in LAYOUT_AXES and layout is None and points is None:
+                reason += f"; this axis has layout {LAYOUT}, give another with layout= (--layout), such as 8e2a"
+            if axes is not None:
+                raise type(problem)(f"{axis}: {reason}") from problem
+            not_walked.append(NotWalked(axis, reason))
+            continue
         observed = []
-        for point in line:
+        for point, plan in zip(line, plans, strict=True):
             progress(f"{axis} {point.x:g}")
-            plan = transfer(reference, point.shape, point.budget, rules=rules, betas="hold")
-            for finding in realized(build, plan):
-                key = (finding.what, finding.where.split(".")[-1])
-                if key not in seen:
-                    seen.add(key)
-                    findings.append(finding)
-            observed.append(_measure(build, plan, steps))
+            found = realized(build, plan)
+            now, not_checked = _measure(build, plan, steps)
+            observed.append(now)
+            for finding in (*found, *not_checked):
+                findings.setdefault((finding.what, any_number(finding.where)), finding)
         results.append(_judge(axis, line, observed, tolerance))
-    return CheckResult(Rules.named(rules).name, steps, tolerance, tuple(results), tuple(findings))
+    if not results:
+        first, *others = not_walked
+        more = f" (and {len(others)} other axes)" if others else ""
+        raise RunError(f"build(plan) can make no axis: {first.axis}: {first.reason}{more}; give points= of your own")
+    return CheckResult(rules.name, steps, tolerance, tuple(results), tuple(findings.values()), tuple(not_walked))
+
+
+def _cannot_make(build: Callable[[Plan], Setup], plans: list[Plan]) -> MueError | None:
+    """Why ``build`` cannot make one of these models; None if it makes them all."""
+    try:
+        for plan in plans:
+            setup = built(build, plan)
+            bind(setup.model, plan, setup.family)
+    except MueError as problem:
+        return problem
+    return None
 
 
 @dataclass(frozen=True)
@@ -145,7 +187,7 @@ class _Observed:
     load_variation: float
 
 
-def _measure(build: Callable[[Plan], Setup], plan: Plan, steps: int) -> _Observed:
+def _measure(build: Callable[[Plan], Setup], plan: Plan, steps: int) -> tuple[_Observed, list[Finding]]:
     setup = built(build, plan)
     model, binding = setup.model, bind(setup.model, plan, setup.family)
     start = {b.name: b.parameter.detach().clone() for b in binding}
@@ -164,33 +206,48 @@ def _measure(build: Callable[[Plan], Setup], plan: Plan, steps: int) -> _Observe
     roles = {
         role: _role(role, plan, binding, before, after)
         for role in dict.fromkeys(b.spec.role for b in binding)
-        if any(b.name in before.products for b in binding if b.spec.role is role)
+        if any(before.saw(b) for b in binding if b.spec.role is role) or _branches(role, before)
     }
     factor, variation = _routing(before, plan.shape.main.experts)
-    return _Observed(roles, factor, variation)
+    return _Observed(roles, factor, variation), _not_checked(binding, before)
+
+
+def _branches(role: Role, seen: Observation) -> list[tuple[Role, int]]:
+    """The residual branches by whose output a role is judged."""
+    return [key for key in seen.branches if key[0] is role and role in _BRANCH]
+
+
+def _not_checked(binding: Binding, seen: Observation) -> list[Finding]:
+    """Nothing is known of a matrix that was never seen, so nothing may be called right."""
+    advice = (
+        "was never seen in a product, so its activations and updates are not checked: compute it with torch's own "
+        "matrix products (transformers: model.set_experts_implementation('eager'), our models: kernel='reference'), "
+        "or freeze what the loss does not use"
+    )
+    return [Finding("product", any_number(b.name), f"{b.spec.role.value} {advice}") for b in unseen(binding, seen)]
 
 
 def _role(role: Role, plan: Plan, binding: Binding, before: Observation, after: list[Observation]) -> Measured:
     # Sizes are stated at the reference's residual multiplier and global learning rate, so that depth and batch compare.
     depth, lr = plan.ratios.depth, plan.hyper.lr / plan.reference.hyper.lr
-    members = [b for b in binding if b.spec.role is role and b.name in before.products]
+    members = [b for b in binding if b.spec.role is role and before.saw(b)]
     formulas, uneven = [], [1.0]
     for b in members:
-        seen = after[0].products[b.name]
+        seen = after[-1].products[b.name]
         fan_in = b.parameter.shape[b.spec.axes.index(b.spec.fan_in)] if b.spec.fan_in else 1
         predicted = b.row.lr * fan_in * seen.mean_input
         formulas.append(seen.change / predicted if predicted else math.nan)
         moved = [expert.change for expert in after[-1].experts.get(b.name, {}).values() if expert.entries]
         uneven += [max(moved) / min(moved)] if len(moved) > 1 and min(moved) > 0 else []
-    if role in _BRANCH and any(key[0] is role for key in before.branches):
-        keys = [key for key in before.branches if key[0] is role]
+    if keys := _branches(role, before):
         size = _mean([_rms(before.branches[key]) * depth for key in keys])
         changes = [_mean([_rms(a.branches[key] - before.branches[key]) * depth for key in keys]) for a in after]
     else:
         scale = [b.spec.multiplier * (depth if role is Role.SHARED_DOWN else 1.0) for b in members]
         size = _mean([before.products[b.name].size * m for b, m in zip(members, scale, strict=True)])
         changes = [_mean([a.products[b.name].change * m for b, m in zip(members, scale, strict=True)]) for a in after]
-    return Measured(size, tuple(change / lr for change in changes), _mean(formulas), max(uneven))
+    formula = _mean(formulas) if formulas else None
+    return Measured(size, tuple(change / lr for change in changes), formula, max(uneven))
 
 
 def _routing(seen: Observation, experts: int) -> tuple[float, float]:
@@ -211,16 +268,16 @@ def _judge(axis: str, line: list[Point], observed: list[_Observed], tolerance: f
         points = [o.roles[role] for o in observed if role in o.roles]
         if len(points) < len(line):
             continue
-        size, change, formula = (
-            slope(xs, [getattr(p, name) for p in points]) for name in ("size", "change", "formula")
-        )
+        size, change = slope(xs, [p.size for p in points]), slope(xs, [p.change for p in points])
+        formulas = [p.formula for p in points if p.formula is not None]
+        formula = slope(xs, formulas) if len(formulas) == len(xs) else None
         complaints = []
         # A readout's initial size may fall with the width (its updates do not); nothing may grow.
         if size > tolerance or (size < -tolerance and role is not Role.READOUT):
             complaints.append(f"size ~ {axis}^{size:+.2f}")
         if not abs(change) <= tolerance:
             complaints.append(f"change ~ {axis}^{change:+.2f}")
-        if role in _DOWN and not abs(formula) <= tolerance:
+        if role in _DOWN and formula is not None and not abs(formula) <= tolerance:
             complaints.append(f"update against A·lr·H·E|u| ~ {axis}^{formula:+.2f}")
         verdicts.append(
             RoleVerdict(role.value, tuple(points), size, change, formula, not complaints, "; ".join(complaints))

@@ -1,7 +1,9 @@
 """What a model computes, tensor by tensor: the size of every product with a bound parameter, and of its update.
 
-Products are seen where they happen, by watching torch's calls for operands that are views of a bound parameter. So any
-eager nn.Module can be observed without changing it, stacked experts and bare parameters included.
+Products are seen where they happen: below autograd, where every matrix product of eager torch is one of a few
+operators. Their operands are views of a bound parameter, or copies of it (a gather of experts, a transposed layout,
+another dtype) that are followed entry by entry. So any nn.Module can be observed without changing it, stacked experts
+and bare parameters included.
 """
 
 from __future__ import annotations
@@ -15,21 +17,33 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from complete_mue.apply.bind import Binding, Bound
 from complete_mue.layout import Role
+from complete_mue.layout.tensors import VECTOR_ROLES
 
-_PRODUCTS = {
-    F.linear: (0, 1, True),  # (input, weight, weight is [out, in])
-    torch.matmul: (0, 1, False),
-    torch.Tensor.matmul: (0, 1, False),
-    torch.Tensor.__matmul__: (0, 1, False),
-    torch.mm: (0, 1, False),
-    torch.Tensor.mm: (0, 1, False),
-    torch.bmm: (0, 1, False),
-    torch.Tensor.bmm: (0, 1, False),
+
+def _grouped_mm(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    """rows [rows, in] sorted by expert, weights [experts, in, out] -> [rows, out]; ends [experts] closes each group."""
+    starts = [0, *ends.tolist()[:-1]]
+    return torch.cat([rows[a:b] @ w for a, b, w in zip(starts, ends.tolist(), weights, strict=True)])
+
+
+# Operator: its first operand's place (the second follows), and the product alone, without bias and without `out=`.
+_PRODUCTS: dict[str, tuple[int, Callable[..., Tensor]]] = {
+    "aten::mm": (0, torch.mm),
+    "aten::addmm": (1, torch.mm),
+    "aten::bmm": (0, torch.bmm),
+    "aten::baddbmm": (1, torch.bmm),
+    "aten::mv": (0, torch.mv),
+    "aten::_grouped_mm": (0, _grouped_mm),
+    "transformers::grouped_mm_fallback": (0, _grouped_mm),
 }
+# Operators whose result holds entries of their first argument and nothing else.
+_COPIES = ("aten::clone", "aten::_to_copy", "aten::index", "aten::index_select", "aten::repeat")
+_LOOKUPS = ("aten::index", "aten::index_select")
 BRANCHES = {
     Role.ATTENTION_OUT: (Role.ATTENTION_IN, Role.ATTENTION_OUT),
     Role.DENSE_DOWN: (Role.DENSE_UP, Role.DENSE_DOWN),
@@ -80,64 +94,168 @@ class Observation:
     branches: dict[tuple[Role, int], Tensor] = field(default_factory=dict)
     routing: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # router -> weights, index [tokens, active]
 
+    def saw(self, bound: Bound) -> bool:
+        """Whether a product with this parameter was seen."""
+        return bound.name in self.products and self.products[bound.name].entries > 0
 
-class _Watch(TorchFunctionMode):
+
+def unseen(binding: Binding, seen: Observation) -> list[Bound]:
+    """Matrices that took part in no product: the first of each kind.
+
+    Tensors that differ by a number alone (layers, experts one by one) are a kind: an expert may get no token. So are
+    all tables: some are not looked up but added, such as positions.
+    """
+    matrices = [b for b in binding if b.spec.role not in VECTOR_ROLES]
+    known = {_kind(b) for b in matrices if seen.saw(b)}
+    missing: dict[str, Bound] = {}
+    for b in matrices:
+        if _kind(b) not in known:
+            missing.setdefault(_kind(b), b)
+    return list(missing.values())
+
+
+def _kind(bound: Bound) -> str:
+    return any_number(bound.name) if bound.spec.fan_in is not None else bound.spec.role.value
+
+
+def any_number(name: str) -> str:
+    """A qualified name with * for every number in it."""
+    return ".".join("*" if part.isdecimal() else part for part in name.split("."))
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What a storage holds: a bound parameter, or a copy of parts of it."""
+
+    bound: Bound
+    places: Tensor | None = None  # of a copy: for each entry of its storage, the entry of the parameter's storage
+    storage: StorageWeakRef | None = None  # of a copy: memory that was freed may come back as something else
+
+    @property
+    def is_gone(self) -> bool:
+        return self.storage is not None and self.storage.expired()
+
+    def places_of(self, weight: Tensor) -> Tensor:
+        """Where each entry of a view of this storage comes from."""
+        if self.places is not None:
+            return self.places.as_strided(weight.size(), weight.stride(), weight.storage_offset())
+        places = torch.tensor(weight.storage_offset(), dtype=torch.int32, device=weight.device)
+        for size, stride in zip(weight.size(), weight.stride(), strict=True):
+            places = places[..., None] + stride * torch.arange(size, dtype=torch.int32, device=weight.device)
+        return places
+
+
+class _Watch(TorchDispatchMode):
     def __init__(self, binding: Binding, start: Mapping[str, Tensor] | None, seen: Observation) -> None:
         super().__init__()
-        self.by_storage = {b.parameter.untyped_storage().data_ptr(): b for b in binding}
+        self.sources = {b.parameter.untyped_storage().data_ptr(): _Source(b) for b in binding}
         self.start, self.seen = start, seen
+        self.changes: dict[str, Tensor] = {}
 
-    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func in _PRODUCTS and len(args) >= 2:
-            with torch.no_grad(), torch._C.DisableTorchFunction():
-                self._product(func, args, result)
-        elif func is F.embedding and len(args) >= 2 and isinstance(args[1], Tensor):
-            with torch.no_grad(), torch._C.DisableTorchFunction():
-                self._embedding(args, result)
+        name = func._schema.name
+        if name in _PRODUCTS:
+            self._product(name, args, result)
+        elif name == "aten::embedding":
+            self._lookup(args[0], result, lambda table: F.embedding(args[1], table))
+        elif name in _COPIES:
+            self._copy(func, args, kwargs or {}, result)
+        elif func._schema.is_mutable and args and isinstance(args[0], Tensor):
+            self._forget(args[0])
         return result
 
-    def _bound(self, weight: Any) -> Bound | None:
+    def _source(self, weight: Any) -> _Source | None:
         if not isinstance(weight, Tensor):
             return None
-        return self.by_storage.get(weight.untyped_storage().data_ptr())
+        source = self.sources.get(weight.untyped_storage().data_ptr())
+        return None if source is None or source.is_gone else source
 
-    def _change(self, bound: Bound, weight: Tensor) -> Tensor | None:
-        """The view of W - W_0 that corresponds to a view of W."""
+    def _change(self, source: _Source, weight: Tensor) -> Tensor | None:
+        """W - W_0 in the places of a view of W, or of a copy of it."""
         if self.start is None:
             return None
-        change = bound.parameter.detach() - self.start[bound.name]
-        return change.as_strided(weight.size(), weight.stride(), weight.storage_offset())
+        bound = source.bound
+        if bound.name not in self.changes:
+            self.changes[bound.name] = bound.parameter.detach() - self.start[bound.name]
+        change = self.changes[bound.name]
+        if source.places is None:
+            view = change.as_strided(weight.size(), weight.stride(), weight.storage_offset())
+        else:
+            view = change.as_strided((change.numel(),), (1,))[source.places_of(weight)]
+        return view.to(weight.dtype)
 
-    def _product(self, func: Callable[..., Any], args: Any, y: Tensor) -> None:
-        first, second, transposed = _PRODUCTS[func]
-        x, weight = args[first], args[second]
-        bound = self._bound(weight)
-        if bound is None:
+    def _product(self, name: str, args: Any, y: Tensor) -> None:
+        first, product = _PRODUCTS[name]
+        operands, ends = args[first : first + 2], None
+        if product is _grouped_mm:
+            ends = args[2] if len(args) > 2 else None
+            if ends is None or operands[0].dim() != 2 or operands[1].dim() != 3:
+                return
+        for place, weight in enumerate(operands):
+            source = self._source(weight)
+            if source is None or (ends is not None and place == 0):
+                continue
+            x, change = operands[1 - place], self._change(source, weight)
+            if ends is not None:  # rows behind the last group are not computed
+                x, y = x[: ends[-1]], y[: ends[-1]]
+            moved = None
+            if change is not None:
+                factors = (x, change) if place else (change, x)
+                moved = product(*factors) if ends is None else product(*factors, ends)
+            self.seen.products[source.bound.name].add(x, y, moved)
+            for expert, rows in _by_expert(source, weight, ends):
+                part = None if moved is None else moved[rows]
+                self.seen.experts[source.bound.name][expert].add(x[rows], y[rows], part)
+
+    def _lookup(self, table: Tensor, y: Tensor, look: Callable[[Tensor], Tensor]) -> None:
+        source = self._source(table)
+        if source is not None:
+            change = self._change(source, table)
+            self.seen.products[source.bound.name].add(torch.ones(1), y, None if change is None else look(change))
+
+    def _copy(self, func: Any, args: Any, kwargs: Any, copy: Tensor) -> None:
+        source = self._source(args[0])
+        if source is None or not copy.numel():
             return
-        change = self._change(bound, weight)
-        moved = None if change is None else (F.linear(x, change) if transposed else torch.matmul(x, change))
-        self.seen.products[bound.name].add(x, y, moved)
-        expert = _expert(bound, weight)
-        if expert is not None:
-            self.seen.experts[bound.name][expert].add(x, y, moved)
-
-    def _embedding(self, args: Any, y: Tensor) -> None:
-        index, weight = args[0], args[1]
-        bound = self._bound(weight)
-        if bound is None:
+        name = func._schema.name
+        if source.bound.spec.role is Role.EMBEDDING and name in _LOOKUPS:
+            self._lookup(args[0], copy, lambda table: func(table, *args[1:], **kwargs))
             return
-        change = self._change(bound, weight)
-        moved = None if change is None else F.embedding(index, change)
-        self.seen.products[bound.name].add(torch.ones(1), y, moved)
+        places = source.places_of(args[0])
+        moved = places if name == "aten::_to_copy" else func(places, *args[1:], **kwargs)
+        laid_out = places.new_zeros(_storage_size(copy))
+        laid_out.as_strided(copy.size(), copy.stride(), copy.storage_offset()).copy_(moved)
+        storage = copy.untyped_storage()
+        self.sources = {place: known for place, known in self.sources.items() if not known.is_gone}
+        self.sources[storage.data_ptr()] = _Source(source.bound, laid_out, StorageWeakRef(storage))
+
+    def _forget(self, written: Tensor) -> None:
+        """A copy that is written to is no copy any more."""
+        source = self._source(written)
+        if source is not None and source.places is not None:
+            del self.sources[written.untyped_storage().data_ptr()]
 
 
-def _expert(bound: Bound, weight: Tensor) -> int | None:
-    """Which expert a two-dimensional view of a stacked tensor is."""
-    stacked = bound.parameter
-    if stacked.dim() != 3 or weight.dim() != 2:
-        return None
-    return weight.storage_offset() // stacked.stride(0)
+def _storage_size(tensor: Tensor) -> int:
+    return tensor.untyped_storage().nbytes() // tensor.element_size()
+
+
+def _by_expert(source: _Source, weight: Tensor, ends: Tensor | None) -> Iterator[tuple[int, Any]]:
+    """Which experts a product is of, each with its rows: one matrix of a stack, several side by side, or grouped."""
+    stack = source.bound.parameter
+    if source.bound.spec.role not in (Role.EXPERT_UP, Role.EXPERT_DOWN) or stack.dim() != 3:
+        return
+    if weight.dim() not in (2, 3) or weight.shape[-2:].numel() > stack[0].numel():
+        return
+    experts = source.places_of(weight[..., 0, 0]) // stack.stride(0)
+    if weight.dim() == 2:
+        yield int(experts), ...
+        return
+    if ends is not None:
+        experts = experts.repeat_interleave(ends.diff(prepend=ends.new_zeros(1)))
+    for expert in experts.unique().tolist():
+        yield expert, experts == expert
 
 
 def branch_modules(model: nn.Module, binding: Binding) -> dict[tuple[Role, int], nn.Module]:

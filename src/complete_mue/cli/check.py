@@ -17,13 +17,18 @@ from complete_mue.rules import CATALOG
 @app.command("check")
 def check_command(
     axis: Annotated[
-        list[str] | None, typer.Option("--axis", help="An axis to walk along; repeat for several. Default: all.")
+        list[str] | None,
+        typer.Option("--axis", help="An axis to walk along; repeat for several. Default: all that the setup can make."),
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(
             "--model", metavar="MODULE:FUNCTION", help="Your own setup, build(plan) -> mue.Setup. Default: our LM."
         ),
+    ] = None,
+    layout: Annotated[
+        str | None,
+        typer.Option("--layout", help="Layout along width, depth and batch, such as 8e2a. Default: 8e2a1s."),
     ] = None,
     rules: Annotated[str, typer.Option("--rules", help=f"Which rule set: {', '.join(CATALOG)}.")] = "complete_mue",
     steps: Annotated[int, typer.Option("--steps", min=1, help="AdamW steps to take at each point.")] = 4,
@@ -37,23 +42,31 @@ def check_command(
 
     Exit status 0 if all holds, 1 if something moves or is not as planned.
 
-    Example:  mue check --axis width --axis active --out runs/check
+    Examples:
+
+      mue check --axis width --axis active --out runs/check
+
+      mue check --model my_package.training:build --layout 8e2a   (a model without shared experts)
     """
     need_torch("mue check")
     from rich.console import Console
 
-    from complete_mue.apply.axes import AXES, axis_points
     from complete_mue.apply.check_report import tables, write
     from complete_mue.apply.checks import check
     from complete_mue.models.setup import language_model_setup
 
     build = _named_function(model) if model else language_model_setup
     console, notes = Console(highlight=False, markup=False), Console(stderr=True, highlight=False)
-    axes = axis or list(AXES)
-    for name in axes:
-        axis_points(name)
     with notes.status("checking") as status:
-        result = check(build, axes, rules=rules, steps=steps, tolerance=tolerance, progress=status.update)
+        result = check(
+            build,
+            axis or None,
+            layout=layout,
+            rules=rules,
+            steps=steps,
+            tolerance=tolerance,
+            progress=status.update,
+        )
     if json:
         print(jsonlib.dumps(result.to_dict(), indent=2))
     else:

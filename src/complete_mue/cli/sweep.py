@@ -106,6 +106,8 @@ def sweep_command(
     from complete_mue.sweep.figures import base_config
     from complete_mue.sweep.figures import figure as named
     from complete_mue.sweep.files import read_sweep_file
+    from complete_mue.sweep.ledger import Ledger
+    from complete_mue.sweep.run import check_data
 
     tuned = read_reference(reference) if reference else None
     if figure.endswith(".toml"):
@@ -119,9 +121,14 @@ def sweep_command(
     if dry_run:
         _describe(sweep)
         return
+    if address is None:  # a cluster may have the data where this machine has none
+        check_data(sweep)
     place = _executor(executor, workers, address, sweep)
     _run(sweep, folder, place, replicas, workers, request, retry_failed, known or ())
-    _report(folder)
+    points = [point.id for point in sweep.points()]
+    if len(Ledger(folder).failures(points)) < len(points):
+        _report(folder)
+    _refuse_failures(folder, points, "--retry-failed")
 
 
 @app.command("tune")
@@ -144,14 +151,16 @@ def tune_command(
 ) -> None:
     """Tune the dense reference and write reference.toml: optimum, basin and evidence of lr, weight decay and init std.
 
-    A scan whose best value lies at its edge is widened until the optimum is bracketed. The file is what `mue plan` and
-    `mue sweep --reference` read.
+    A scan whose best value lies at its edge is widened until the optimum is bracketed. With two seeds or more it says
+    how well each optimum is known, and warns where that is not well. The file is what `mue plan` and `mue sweep
+    --reference` read.
 
     Example:  mue tune lm --scale tiny --hyper lr
     """
     need_torch("mue tune")
     from complete_mue.sweep.figures import base_config
     from complete_mue.sweep.grid import HYPERS
+    from complete_mue.sweep.run import check_data
     from complete_mue.sweep.tune import tune
 
     base = base_config(task, scale, None, overrides or ())
@@ -159,18 +168,19 @@ def tune_command(
     default = {"tiny": (1, 3), "small": (2, 4), "paper": (2, 4)}[scale]
 
     def run(sweep: Sweep, place: Path) -> None:
-        _run(sweep, place, _executor(executor, workers, address, sweep), replicas, workers, {}, retry_failed=False)
+        if address is None:
+            check_data(sweep)
+        _run(sweep, place, _executor(executor, workers, address, sweep), replicas, workers, {}, retry_failed=True)
+        _refuse_failures(place, [point.id for point in sweep.points()], "the same command")
 
     _, found = tune(
         base, folder, run, scale=scale, hypers=tuple(hyper or (*HYPERS, "lr")), span=span or default[1],
         per_octave=per_octave, seeds=range(seeds or default[0]),
     )  # fmt: skip
     for tuned in found:
-        basin, edge = tuned.optimum.basin, tuned.optimum.open
-        print(
-            f"{tuned.hyper:13} {tuned.optimum.value:.4g}  loss {tuned.optimum.loss:.4f}  "
-            f"basin {basin.low:.3g} … {basin.high:.3g}" + (f"  OPEN at the {edge} edge" if edge else "")
-        )
+        print(tuned.says)
+        for doubt in tuned.doubts:
+            print(f"warning: {tuned.hyper}: {doubt}", file=sys.stderr)
     print(f"wrote {folder / 'reference.toml'}; see `mue report {folder}`")
 
 
@@ -179,7 +189,7 @@ def quickstart_command(
     out: Annotated[Path, typer.Option("--out", help="Folder for runs and report.")] = Path("runs/quickstart"),
     workers: Workers = None,
 ) -> None:
-    """See the transfer hold in about three minutes on two CPU cores.
+    """See the transfer hold in about four minutes on two CPU cores.
 
     Tunes the learning rate of a tiny dense language model on Python's own sources, transfers it to several MoE layouts
     and a wider model, sweeps each of them to show where its own optimum lies, and says how far off the transferred
@@ -195,7 +205,8 @@ def quickstart_command(
     print("1. Tuning the learning rate of a tiny dense model …")
 
     def run(sweep: Sweep, place: Path) -> None:
-        _run(sweep, place, _executor("processes", workers, None, sweep), None, workers, {}, retry_failed=False)
+        _run(sweep, place, _executor("processes", workers, None, sweep), None, workers, {}, retry_failed=True)
+        _refuse_failures(place, [point.id for point in sweep.points()], "the same command")
 
     reference, found = tune(base(), out / "tune", run, scale="quickstart", hypers=("lr",), span=SPAN, seeds=(0,))
     print(f"   optimum lr {found[0].optimum.value:.3g}, loss {found[0].optimum.loss:.3f}")
@@ -204,6 +215,8 @@ def quickstart_command(
     print(f"3. What came out, after {time.monotonic() - began:.0f} s:")
     _report(out / "transfer")
     print(f"next: `mue plan {out / 'tune' / 'reference.toml'} YOUR_TARGET.toml` plans your own MoE from this reference")
+    if sys.prefix != sys.base_prefix:
+        print(f"      (`. {Path(sys.prefix) / 'bin' / 'activate'}` puts `mue` on your path)")
 
 
 # -- running ------------------------------------------------------------------------------------------------------
@@ -219,15 +232,20 @@ def _run(
 
     device = pick_device(sweep.reference.config.device)
     with _shown(sweep) as show:
-        status = run(
+        run(
             sweep, folder, executor, command=_command(), request=request, known=known, retry_failed=retry_failed,
             show=show, replicas=lambda point: replicas or replicas_that_fit(point.config, device, workers=workers or 1),
         )  # fmt: skip
-    if status.failed:
-        print(
-            f"{status.failed} of {status.total} points failed; `--retry-failed` runs them again, "
-            f"their records in {folder / 'ledger'} say why",
-            file=sys.stderr,
+
+
+def _refuse_failures(folder: Path, points: Sequence[str], again: str) -> None:
+    """End with an error where runs failed (a divergence is a result, not a failure)."""
+    from complete_mue.sweep.ledger import Ledger
+
+    if failures := Ledger(folder).failures(points):
+        raise RunError(
+            f"{len(failures)} of {len(points)} runs failed, the first with: {failures[0]}; when that is mended, "
+            f"{again} runs them again"
         )
 
 
@@ -255,7 +273,8 @@ def _already_done(folder: Path, request: dict[str, Any], retry_failed: bool) -> 
 
     points = settled(folder, request, retry_failed=retry_failed)
     if points is not None:
-        print(f"nothing to do: all {points} points of {folder} are done; see `mue report {folder}`")
+        print(f"nothing to do: all {len(points)} points of {folder} are done; see `mue report {folder}`")
+        _refuse_failures(folder, points, "--retry-failed")
     return points is not None
 
 

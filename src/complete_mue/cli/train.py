@@ -80,6 +80,11 @@ def _dry_run(config: Any) -> None:
         f"{rows * task.sequence:,} tokens ({config.accumulate} micro-batches of {rows} rows) come on top"
     )
     print(f"compute {cost.flops_per_token:.3g} FLOP per token, {total:.3g} FLOP in all")
+    if task.steps is not None:
+        short = (
+            "" if task.steps >= config.budget.steps else ": TOO FEW; give more data, fewer steps, or task.epochs=repeat"
+        )
+        print(f"data {config.task.source} holds {task.steps:,} steps{short}")
     print(f"schedule warmup {config.schedule.warmup}, decay {config.schedule.decay} of {config.schedule.steps} steps")
     print(config.plan)
 

@@ -3,6 +3,7 @@
 stored      where a sweep lies: a folder, or one packed file;  sheet  its JSON, typed;  records  what it says
 union       two parts of one sweep as one;  pack  the packed files
 fit         the optimum of one loss curve
+values      the runs of one curve: means over seeds, and their noise
 curves      optimum, drift and regret of one target, with errors from the seeds
 speedup     steps of the reference for one step of the target, to the same loss
 verdict     what it means, in plain words

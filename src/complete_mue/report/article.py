@@ -163,9 +163,10 @@ def article(made: Sequence[Chapter], page: Path) -> str:
 
 _LEGEND = f"""\
 Served: the layout's own optimum is within {DRIFT_GOAL:g} octaves of the reference's, and the transferred value costs
-at most {REGRET_GOAL:g} in loss, with error bars no wider than that. Missed: beyond one of the two by more than two
-standard errors. Unclear: the noise could explain it, so the budget was too small to tell. Open: the best value is at
-the edge of the grid; ≥ and ≤ are bounds. ± is one standard error from the seeds; beside a loss, the standard deviation
+at most {REGRET_GOAL:g} in loss, with error bars no wider than that; or the basin is flat: the cost is within that by
+two standard errors, but the optimum's place cannot be told. Missed: beyond one of the two by more than two standard
+errors. Unclear: the noise could explain it, so the budget was too small to tell. Open: the best value is at the edge of
+the grid; ≥ and ≤ are bounds. ± is one standard error from the seeds; beside a loss or a speedup, the standard deviation
 over seeds."""
 
 

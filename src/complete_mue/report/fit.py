@@ -6,12 +6,14 @@ second by 0.16 σ / a. So five points win where noise rules and three where the 
 Five are used only where the curve lets them: the parabola is convex, its minimum lies beside the best point, and its
 residuals are within the noise (if known) or within a tenth of the rise over one step, which holds the bias under 0.07
 steps. Otherwise three points; they are convex by the choice of the middle one. Where both can be drawn, a third of the
-way between their minima (0.4 c / a) says how far a lopsided curve may have moved the one that was taken.
+way between their minima (0.4 c / a) says how far a lopsided curve may have moved the one that was taken. Its loss is
+checked against the parabola on the minimum's side: beside a steep rise on the other side, three points fall too far.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -45,7 +47,7 @@ class Optimum:
     ``open``: the best value is at the edge of the grid, so the optimum may lie beyond. An edge beside a diverged value
     is closed, and ``diverges`` says on which side; the optimum is then the grid value itself (``method`` "grid").
     ``step`` is the grid's spacing around the best value in octaves; ``bias``, too: by how much the minimum may be off
-    because the curve is no parabola.
+    because the curve is no parabola, and ``loss_bias`` its loss.
     """
 
     value: float
@@ -57,6 +59,7 @@ class Optimum:
     method: Method
     step: float
     bias: float
+    loss_bias: float
     basin: Basin
 
     @property
@@ -75,7 +78,8 @@ def optimum_of(
 
     ``errors`` are standard errors of the losses, where known; they only help to choose between three points and five.
     """
-    grid, ys, noise = _sorted(values, losses, errors)
+    grid, ys, noises = _sorted(values, losses, errors)
+    noise = statistics.median(noises) if noises else 0.0
     finished = [i for i, y in enumerate(ys) if math.isfinite(y)]
     if not finished:
         raise RunError(f"no optimum: all {len(grid)} values diverged; scan smaller values")
@@ -84,6 +88,10 @@ def optimum_of(
     below, above = _reach(ys, best)
     fitted = _vertex(xs, ys, noise, best, min(below, above, 2)) if below and above else None
     x, loss, _, method, bias = fitted or (xs[best], ys[best], 0.0, "grid", 0.0)
+    other = _beyond(xs, ys, noises, best, x, (below, above)) if fitted else None
+    loss_bias = ((ys[best] if other is None else other) - loss) / 2
+    if other is not None and other - loss > 2 * noise:
+        loss = other
     wall_below, wall_above = below == 0 and best > 0, above == 0 and best < len(ys) - 1
     return Optimum(
         value=2.0**x if fitted else grid[best],
@@ -95,6 +103,7 @@ def optimum_of(
         method=method,
         step=max((abs(xs[j] - xs[best]) for j in (best - 1, best + 1) if 0 <= j < len(xs)), default=0.0),
         bias=bias,
+        loss_bias=loss_bias,
         basin=_basin(grid, ys, best, (below, above), fitted, nats),
     )
 
@@ -102,7 +111,7 @@ def optimum_of(
 def loss_at(value: float, values: Sequence[float], losses: Sequence[float | None]) -> float | None:
     """The loss at ``value``: measured if it is on the grid, else by the quadratic through the three nearest finished
     points around it (a line where there are two); None outside what was measured, or beside a diverged value."""
-    grid, ys, _ = _sorted(values, losses, None)
+    grid, ys, _ = _sorted(values, losses)
     if value in grid:
         y = ys[grid.index(value)]
         return y if math.isfinite(y) else None
@@ -118,8 +127,8 @@ def loss_at(value: float, values: Sequence[float], losses: Sequence[float | None
 
 
 def _sorted(
-    values: Sequence[float], losses: Sequence[float | None], errors: Sequence[float] | None
-) -> tuple[list[float], list[float], float | None]:
+    values: Sequence[float], losses: Sequence[float | None], errors: Sequence[float] | None = None
+) -> tuple[list[float], list[float], list[float]]:
     if len(values) != len(losses) or (errors is not None and len(errors) != len(values)):
         raise RunError(f"{len(values)} values with {len(losses)} losses: give one loss (and error) for each value")
     if not values or any(not math.isfinite(value) or value <= 0 for value in values):
@@ -128,8 +137,7 @@ def _sorted(
         raise RunError(f"values {list(values)}: give each value once, with the mean loss of its seeds")
     order = sorted(range(len(values)), key=lambda i: values[i])
     ys = [math.nan if (loss := losses[i]) is None or not math.isfinite(loss) else float(loss) for i in order]
-    noise = math.sqrt(sum(e * e for e in errors) / len(errors)) if errors else None
-    return [float(values[i]) for i in order], ys, noise
+    return [float(values[i]) for i in order], ys, [errors[i] for i in order] if errors else []
 
 
 def _sides(low: bool, high: bool, low_name: Any, high_name: Any) -> Any:
@@ -143,16 +151,29 @@ def _reach(ys: list[float], best: int) -> tuple[int, int]:
     return below, above
 
 
-def _vertex(xs: list[float], ys: list[float], noise: float | None, best: int, wings: int) -> _Vertex | None:
+def _vertex(xs: list[float], ys: list[float], noise: float, best: int, wings: int) -> _Vertex | None:
     """The parabola's minimum; None where the points are level."""
     inner, _ = _minimum(xs, ys, best, 1)
     outer, residual = _minimum(xs, ys, best, 2) if wings == 2 else (None, math.inf)
     bias = (outer[0] - inner[0]) / 3 if inner and outer else 0.0
     if outer is not None:
         step = (xs[best + 1] - xs[best - 1]) / 2
-        if residual <= max(_RESIDUAL * outer[2] * step * step, _NOISE * (noise or 0.0)):
+        if residual <= max(_RESIDUAL * outer[2] * step * step, _NOISE * noise):
             return (*outer, "5 points", bias)
     return (*inner, "3 points", bias) if inner else None
+
+
+def _beyond(
+    xs: list[float], ys: list[float], noises: list[float], best: int, x: float, reach: tuple[int, int]
+) -> float | None:
+    """The minimum's loss by the parabola through the best point and the two beyond it, on the minimum's side; None
+    where there are no two, or the farther one scatters too much."""
+    side = 1 if x > xs[best] else -1
+    window = [best, best + side, best + 2 * side]
+    if x == xs[best] or reach[side == 1] < 2 or (noises and noises[window[2]] > 2 * noises[best]):
+        return None
+    curvature, slope, _, _ = _parabola([xs[i] - xs[best] for i in window], [ys[i] for i in window])
+    return ys[best] - (slope * slope / (4 * curvature) if slope * side < 0 < curvature else 0.0)
 
 
 def _minimum(
@@ -219,4 +240,4 @@ def _basin(
 
     (low, low_open), (high, high_open) = crossing(-1, reach[0]), crossing(+1, reach[1])
     optimum = 2.0 ** fitted[0] if fitted else grid[best]
-    return Basin(min(low, optimum), max(high, optimum), low_open, high_open, nats)
+    return Basin(min(low, optimum, grid[best]), max(high, optimum, grid[best]), low_open, high_open, nats)

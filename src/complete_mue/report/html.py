@@ -167,14 +167,16 @@ def _notes() -> str:
         "optimum": "minimum of a parabola in log2 through the best value and its neighbours (five points where they "
         "fit one, else three). “≥” or “≤”: the best value is at the grid's edge, and the optimum may lie beyond.",
         "drift": f"log2 of the layout's optimum minus log2 of the reference's. Goal: at most {DRIFT_GOAL} octaves.",
-        "regret": "the layout's loss at the transferred value minus its best measured loss. Goal: at most "
-        f"{REGRET_GOAL}.",
-        "±": "one standard error from the seeds (for losses: the standard deviation over seeds).",
+        "regret": "the layout's loss at the transferred value minus its least: the best measured loss or the fitted "
+        f"minimum's, whichever is lower. Goal: at most {REGRET_GOAL}.",
+        "±": "one standard error from the seeds (for losses and speedups: the standard deviation over seeds).",
         "basin": "values whose loss is within 0.01 of the best; “…” where that reaches beyond the grid.",
-        "transfer": "held: drift and regret within the goals, error bars no wider than these. missed: a miss that "
+        "transfer": "held: drift and regret within the goals, error bars no wider than these. flat: the regret is "
+        "within its goal by two standard errors, but the optimum's place cannot be told; it counts as served, too. "
+        "missed: a miss that "
         "noise does not explain. unclear: noise could explain it. open: scan wider. unfinished: runs are missing.",
         "speedup": "steps of the reference over steps of the layout to the same smoothed loss in the stable phase, "
-        "median over loss levels.",
+        "median over loss levels; none where the batch differs from the reference's.",
         "load variation": "standard deviation over mean of the tokens per expert; 0 is perfect balance.",
     }
     items = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in notes.items())

@@ -22,7 +22,7 @@ class Tally:
     summary: Summary
     hyper: str
     rules: str
-    main: bool  # by the rule set of the sweep's first panel, ours
+    main: bool  # by the rule set of the reference, ours
     curves: tuple[Curve, ...]
 
     def having(self, *statuses: str) -> tuple[Curve, ...]:
@@ -35,10 +35,11 @@ def tallies(summaries: Sequence[Summary]) -> tuple[Tally, ...]:
     found = []
     for summary in summaries:
         for scan in summary.scans:
+            own = [curve.rules for curve in scan.curves if curve.target == summary.reference]
             curves = [curve for curve in scan.curves if curve.target != summary.reference]
-            for number, rules in enumerate(dict.fromkeys(curve.rules for curve in curves)):
-                own = tuple(curve for curve in curves if curve.rules == rules)
-                found.append(Tally(summary, scan.hyper, rules, number == 0, own))
+            for rules in dict.fromkeys(curve.rules for curve in curves):
+                group = tuple(curve for curve in curves if curve.rules == rules)
+                found.append(Tally(summary, scan.hyper, rules, rules in own, group))
     return tuple(found)
 
 
@@ -54,13 +55,18 @@ def overview_table(found: Sequence[Tally]) -> Table:
         counts = [len(tally.having(status)) for status in ("missed", "open", "unclear", "unfinished")]
         drifted, costly = worst_drift(tally.curves), worst_regret(tally.curves)
         texts = (
-            tally.summary.title, label(tally.hyper), tally.rules, f"{len(tally.having('held'))} of {len(tally.curves)}",
+            tally.summary.title, label(tally.hyper), tally.rules, _served_cell(tally),
             *(str(count or "–") for count in counts),
             f"{plain(drift_cell(drifted))} ({drifted.target})" if drifted else "–",
             f"{plain(regret_cell(costly))} ({costly.target})" if costly else "–",
         )  # fmt: skip
         rows.append(Row(tuple((Piece(text),) for text in texts)))
     return Table(TASKS[found[0].summary.task].capitalize(), headings, frozenset({0, 1, 2, 8, 9}), tuple(rows))
+
+
+def _served_cell(tally: Tally) -> str:
+    served, flat = len(tally.having("held", "flat")), len(tally.having("flat"))
+    return f"{served} of {len(tally.curves)}" + (f" ({flat} flat)" if flat else "")
 
 
 def overview_lines(found: Sequence[Tally]) -> list[Line]:
@@ -78,31 +84,54 @@ def _subject(tally: Tally) -> tuple[int, int]:
 
 
 def _subject_lines(task: str, hyper: str, group: Sequence[Tally]) -> list[Line]:
+    """By the reference's rule set, with the others beside it; where that was not run, each by its own name."""
     main = [tally for tally in group if tally.main]
-    curves = [curve for tally in main for curve in tally.curves]
-    served = [curve for curve in curves if curve.status == "held"]
-    axes = f"{len(main)} axes" if len(main) > 1 else "one axis"
-    text = f"{TASKS[task].capitalize()}, {label(hyper)}: the {main[0].summary.reference} optimum served "
-    text += f"{served_of(served, curves)} on {axes}"
-    titles = {id(curve): tally.summary.title for tally in main for curve in tally.curves}
+    if main:
+        others = [tally for tally in group if not tally.main]
+        lines = [*_rules_lines(task, hyper, main), *_other_rules(main, others)]
+    else:
+        names = dict.fromkeys(tally.rules for tally in group)
+        lines = [line for name in names for line in _rules_lines(task, hyper, [t for t in group if t.rules == name])]
+    return [dataclasses.replace(line, about=f"{task} {hyper}") for line in lines]
+
+
+def _rules_lines(task: str, hyper: str, tallies: Sequence[Tally]) -> list[Line]:
+    """One rule set on all axes; a layout that several axes share, by the same runs, counts once."""
+    places = _distinct(tallies)
+    curves, summary = [curve for curve, _ in places], tallies[0].summary
+    where = {id(curve): titles for curve, titles in places}
+    axes = f"{len(tallies)} axes" if len(tallies) > 1 else "one axis"
+    by = "" if tallies[0].main else f" by {tallies[0].rules}"
+    text = f"{TASKS[task].capitalize()}, {label(hyper)}: the {summary.reference} optimum served "
+    text += f"{served_of(curves)} on {axes}{by}"
     drifted, costly = worst_drift(curves), worst_regret(curves)
     if drifted:
-        text += f"; the largest drift is {plain(drift_cell(drifted))} octaves ({drifted.target}, {titles[id(drifted)]})"
+        text += f"; the largest drift is {plain(drift_cell(drifted))} octaves ({drifted.target}, {where[id(drifted)]})"
     if costly:
-        unit = group[0].summary.unit
-        text += f", the largest regret {plain(regret_cell(costly))} {unit} ({costly.target}, {titles[id(costly)]})"
+        text += (
+            f", the largest regret {plain(regret_cell(costly))} {summary.unit} ({costly.target}, {where[id(costly)]})"
+        )
     lines = [Line(kind_of(curves), f"{text}.")]
     for status, kind, says in (
+        ("flat", "note", "Flat, the optimum's place cannot be told"),
         ("missed", "bad", "Missed"),
         ("open", "open", "Open, the optimum is at the grid's edge"),
         ("unclear", "open", "Too small a budget to tell"),
         ("unfinished", "open", "Unfinished"),
     ):
-        named = [f"{c.target} ({tally.summary.title}{_reason(c)})" for tally in main for c in tally.having(status)]
+        named = [f"{c.target} ({titles}{_reason(c)})" for c, titles in places if c.status == status]
         if named:
             lines.append(Line(kind, f"{says}: {'; '.join(named)}."))
-    lines += _other_rules(main, [tally for tally in group if not tally.main])
-    return [dataclasses.replace(line, about=f"{task} {hyper}") for line in lines]
+    return lines
+
+
+def _distinct(tallies: Sequence[Tally]) -> list[tuple[Curve, str]]:
+    """Every set of runs once, with the titles of the axes that hold it."""
+    found: dict[str, tuple[Curve, list[str]]] = {}
+    for tally in tallies:
+        for curve in tally.curves:
+            found.setdefault(curve.runs, (curve, []))[1].append(tally.summary.title)
+    return [(curve, ", ".join(titles)) for curve, titles in found.values()]
 
 
 def _reason(curve: Curve) -> str:
@@ -115,17 +144,17 @@ def _other_rules(main: Sequence[Tally], others: Sequence[Tally]) -> list[Line]:
     """Every other rule set beside the main one, on the axes where both ran."""
     lines = []
     for rules in dict.fromkeys(tally.rules for tally in others):
-        both: list[tuple[Curve | None, Curve]] = []
         axes = [tally for tally in others if tally.rules == rules]
+        both: dict[str, tuple[Curve | None, Curve]] = {}
         for tally in axes:
             ours = next((t for t in main if t.summary.title == tally.summary.title), None)
             at = {curve.target: curve for curve in ours.curves} if ours else {}
-            both += [(at.get(curve.target), curve) for curve in tally.curves]
-        line = beside_line(main[0].rules, both, rules, main[0].summary.unit)
-        held = [ours for ours, _ in both if ours is not None and ours.status == "held"]
-        known = [ours for ours, _ in both if ours is not None]
+            for curve in tally.curves:
+                both.setdefault(curve.runs, (at.get(curve.target), curve))
+        line = beside_line(main[0].rules, list(both.values()), rules, main[0].summary.unit)
+        known = [ours for ours, _ in both.values() if ours is not None]
         where = f"There ({', '.join(tally.summary.title for tally in axes)})"
-        text = f"{line.text} {where} {main[0].rules} served {served_of(held, known)}." if known else line.text
+        text = f"{line.text} {where} {main[0].rules} served {served_of(known)}." if known else line.text
         lines.append(dataclasses.replace(line, text=text))
     return lines
 

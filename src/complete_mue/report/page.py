@@ -71,7 +71,7 @@ th[scope=row]{position:sticky;left:0;background:var(--card)}
 .group{padding-top:12px;color:var(--soft);font-weight:500}.group span{position:sticky;left:12px}
 thead th{border-top:0;color:var(--soft);font-weight:500}
 th.l,td.l{text-align:left}td.w{white-space:normal;min-width:13em}td.w b{font-weight:600}
-.held{color:var(--good)}.missed{color:var(--bad)}.open-s,.unclear,.unfinished{color:var(--open)}
+.held,.flat{color:var(--good)}.missed{color:var(--bad)}.open-s,.unclear,.unfinished{color:var(--open)}
 pre{overflow-x:auto;background:var(--card);border:1px solid var(--rule);border-radius:8px;padding:9px 12px;margin:8px 0;
 font-size:.85rem}
 details{margin:10px 0}summary{cursor:pointer}

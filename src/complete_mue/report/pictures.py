@@ -23,7 +23,8 @@ class Dot:
 
 @dataclass(frozen=True)
 class Drawn:
-    """One line of a panel. ``style`` numbers its colour and marker (0: the reference); ``diverged`` dots go on top."""
+    """One line of a panel. ``style`` numbers its colour and marker (0: the reference); ``diverged`` dots go on top.
+    Dots that are no line are not ``joined``."""
 
     name: str
     style: int
@@ -31,6 +32,7 @@ class Drawn:
     markers: bool = True
     diverged: tuple[Dot, ...] = ()
     minimum: Dot | None = None
+    joined: bool = True
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,7 @@ def _scaling_picture(summary: Summary) -> Picture | None:
             )
             for run in chosen
         ]
-        lines.append(Drawn(rules, number + 1, tuple(sorted(dots, key=lambda dot: dot.x))))
+        lines.append(Drawn(rules, number + 1, tuple(sorted(dots, key=lambda dot: dot.x)), joined=False))
     sizes = [dot.x for line in lines for dot in line.dots]
     x = _log_axis(f"{summary.size} parameters", sizes, short_count)
     return Picture(
@@ -195,7 +197,7 @@ def _speedup_picture(summary: Summary) -> Picture | None:
         key="speedup",
         title=f"Speedup over {summary.reference}",
         caption=f"Steps of {summary.reference} over steps of the layout to the same loss, at the transferred values, "
-        "in the stable phase of the schedule. Above one, the layout learns faster.",
+        "in the stable phase of the schedule, by the mean over seeds. Above one, the layout learns faster.",
         y=_linear_axis("speedup", [*ratios, 1.0]),
         panels=tuple(
             Panel(rules, x, tuple(_speedup_line(summary, run) for run in runs if run.rules == rules))

@@ -89,7 +89,7 @@ def _draw(axis: Any, picture: Picture, panel: Panel) -> None:
 def _line(axis: Any, picture: Picture, line: Drawn) -> None:
     number = 0 if line.style == 0 else 1 + (line.style - 1) % (len(_COLOURS) - 1)
     colour, mark = _COLOURS[number], _MARKERS[number]
-    dashes = _DASHES[max(line.style - 1, 0) // (len(_COLOURS) - 1) % len(_DASHES)]
+    dashes = _DASHES[max(line.style - 1, 0) // (len(_COLOURS) - 1) % len(_DASHES)] if line.joined else "none"
     xs, ys = [dot.x for dot in line.dots], [dot.y for dot in line.dots]
     width = 2.2 if line.style == 0 else 1.6
     axis.plot(

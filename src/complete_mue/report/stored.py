@@ -118,4 +118,4 @@ def _read(path: Path, what: str, advice: str) -> Sheet:
     try:
         return Sheet(path, read_json(path, what), advice if what != "sweep" else "run the sweep again")
     except MueError as problem:
-        raise FileError(f"{str(problem).removesuffix('; prepare the data again')}; {advice}") from None
+        raise FileError(f"{str(problem).removesuffix('; make it again')}; {advice}") from None

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from complete_mue.report.curves import Curve, close, curve_noise, fit_curve, value_points
+from complete_mue.report.curves import Curve, fit_curve
 from complete_mue.report.records import Outcome, Point, Sweep, Target, read_sweep
 from complete_mue.report.speedup import Speedup, bin_middles, speedup_curves
+from complete_mue.report.values import close, scan_noise, value_points
 from complete_mue.report.verdict import Line, Sized, judge, scaling_lines, scan_lines
 from complete_mue.report.words import UNITS, label
 
@@ -57,6 +59,7 @@ class TransferredRun:
     curve_loss: tuple[float, ...]
     speedup: Speedup | None = None
     speedup_median: float | None = None
+    speedup_spread: float | None = None  # standard deviation over pairs of runs with one seed
 
 
 @dataclass(frozen=True)
@@ -184,11 +187,18 @@ def _scan(sweep: Sweep, hyper: str, unit: str) -> Scan:
     rules = _rule_order(sweep)
     order = sorted(groups, key=lambda key: (key[1] != sweep.reference, rules.index(key[0]), places[key[1]]))
     found = {key: value_points(groups[key]) for key in order}
-    noises = [noise for points in found.values() if (noise := curve_noise(points)) is not None]
-    shared = statistics.median(noises) if noises else None
-    curves = [fit_curve(hyper, *key, tuned, found[key], shared) for key in order]
+    noise = scan_noise(found.values())
+    curves = []
+    for key in order:
+        fitted = fit_curve(hyper, *key, tuned, found[key], noise)
+        curves.append(dataclasses.replace(fitted, runs=_named(point for point, _ in groups[key])))
     reference = next((curve for curve in curves if curve.target == sweep.reference), None)
     return Scan(hyper, tuned, tuple(_judged(curve, reference, unit) for curve in curves))
+
+
+def _named(points: Iterable[Point]) -> str:
+    """A short name of a set of runs, by their ids."""
+    return hashlib.sha256(" ".join(sorted(point.id for point in points)).encode()).hexdigest()[:16]
 
 
 def _rule_order(sweep: Sweep) -> list[str]:
@@ -200,14 +210,13 @@ def _judged(curve: Curve, reference: Curve | None, unit: str) -> Curve:
     if curve is reference:
         return dataclasses.replace(curve, status="reference", says="the curve that was tuned")
     ours, theirs = curve.optimum, reference.optimum if reference else None
-    known = theirs is not None and theirs.open is None
     drift = error = None
-    if ours is not None and theirs is not None and known:
+    if ours is not None and theirs is not None and theirs.open is None:
         drift = ours.log2 - theirs.log2
         if curve.optimum_error is not None and reference is not None and reference.optimum_error is not None:
             error = math.hypot(curve.optimum_error, reference.optimum_error)
     curve = dataclasses.replace(curve, drift=drift, drift_error=error)
-    status, says = judge(curve, unit, known)
+    status, says = judge(curve, unit, reference)
     return dataclasses.replace(curve, status=status, says=says)
 
 
@@ -220,11 +229,17 @@ def _transferred_runs(sweep: Sweep, scaling: bool) -> tuple[TransferredRun, ...]
     rules = _rule_order(sweep)
     places = {target.name: i for i, target in enumerate(sweep.targets)}
     order = sorted(groups, key=lambda key: (key[1] != sweep.reference, rules.index(key[0]), places[key[1]]))
-    runs = [
-        _transferred_run(*key, [sweep.outcomes[id_] for id_ in groups[key] if id_ in sweep.outcomes]) for key in order
-    ]
-    reference = next((run for run in runs if run.target == sweep.reference), None)
-    return tuple(_with_speedup(run, reference, sweep) for run in runs)
+    found = {
+        key: {p.seed: sweep.outcomes[p.id] for p in groups[key].values() if p.id in sweep.outcomes} for key in order
+    }
+    reference = next((key for key in order if key[1] == sweep.reference), None)
+    runs = []
+    for key in order:
+        run = _transferred_run(*key, list(found[key].values()))
+        if reference is not None and key[1] != sweep.reference:
+            run = _with_speedup(run, found[reference], found[key], sweep)
+        runs.append(run)
+    return tuple(runs)
 
 
 def _transferred_run(rules: str, target: str, outcomes: Sequence[Outcome]) -> TransferredRun:
@@ -233,8 +248,7 @@ def _transferred_run(rules: str, target: str, outcomes: Sequence[Outcome]) -> Tr
     loads = [outcome.load_variation for outcome in finished if outcome.load_variation is not None]
     shown = finished or [outcome for outcome in outcomes if outcome.status == "diverged"]
     first = [outcome.first for outcome in shown if outcome.first]
-    ends = finished[0].curve_step if finished else ()
-    curves = [outcome.curve_loss for outcome in finished if outcome.curve_step == ends]
+    ends, curve = _mean_curve(finished)
     return TransferredRun(
         rules=rules,
         target=target,
@@ -245,7 +259,7 @@ def _transferred_run(rules: str, target: str, outcomes: Sequence[Outcome]) -> Tr
         load_variation=statistics.fmean(loads) if loads else None,
         first=_mean([values[: min(map(len, first))] for values in first]),
         curve_step=ends,
-        curve_loss=_mean(curves),
+        curve_loss=curve,
     )
 
 
@@ -253,17 +267,34 @@ def _mean(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
     return tuple(statistics.fmean(column) for column in zip(*rows, strict=True))
 
 
-def _with_speedup(run: TransferredRun, reference: TransferredRun | None, sweep: Sweep) -> TransferredRun:
-    if reference is None or run.target == reference.target or not run.curve_step or not reference.curve_step:
+def _mean_curve(outcomes: Sequence[Outcome]) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    ends = outcomes[0].curve_step if outcomes else ()
+    return ends, _mean([outcome.curve_loss for outcome in outcomes if outcome.curve_step == ends])
+
+
+def _with_speedup(
+    run: TransferredRun, reference: Mapping[int, Outcome], target: Mapping[int, Outcome], sweep: Sweep
+) -> TransferredRun:
+    """The run with its speedup, by the mean curves, and the spread over pairs of one seed. Steps of different batches
+    cannot be compared: then there is none."""
+    models = sweep.target(sweep.reference), sweep.target(run.target)
+    if models[0].batch_tokens != models[1].batch_tokens:
         return run
-    found = speedup_curves(
-        bin_middles(reference.curve_step),
-        reference.curve_loss,
-        bin_middles(run.curve_step),
-        run.curve_loss,
-        (sweep.target(reference.target).stable, sweep.target(run.target).stable),
-    )
-    return dataclasses.replace(run, speedup=found, speedup_median=found.median) if found.ratio else run
+
+    def speedup(a: Sequence[Outcome], b: Sequence[Outcome]) -> Speedup:
+        (ends_a, losses_a), (ends_b, losses_b) = (
+            _mean_curve([outcome for outcome in found if outcome.status == "finished"]) for found in (a, b)
+        )
+        stable = models[0].stable, models[1].stable
+        return speedup_curves(bin_middles(ends_a), losses_a, bin_middles(ends_b), losses_b, stable)
+
+    whole = speedup(list(reference.values()), list(target.values()))
+    if not whole.ratio:
+        return run
+    pairs = [speedup([reference[seed]], [target[seed]]).median for seed in reference if seed in target]
+    medians = [median for median in pairs if median is not None]
+    spread = statistics.stdev(medians) if len(medians) > 1 else None
+    return dataclasses.replace(run, speedup=whole, speedup_median=whole.median, speedup_spread=spread)
 
 
 def _by_size(sweep: Sweep, runs: Sequence[TransferredRun], size: str) -> dict[str, list[Sized]]:
@@ -272,11 +303,11 @@ def _by_size(sweep: Sweep, runs: Sequence[TransferredRun], size: str) -> dict[st
     rows: dict[str, list[Sized]] = {}
     for name in rules:
         chosen = [run for run in runs if run.rules == name or run.target == sweep.reference]
-        sized: list[Sized] = []
+        sized = []
         for run in chosen:
-            error = (run.spread or 0.0) / math.sqrt(max(run.seeds, 1))
-            sized.append((run.target, getattr(sweep.target(run.target), size), run.loss, error, run.diverged))
-        rows[name] = sorted(sized, key=lambda row: row[1])
+            target, error = sweep.target(run.target), (run.spread or 0.0) / math.sqrt(max(run.seeds, 1))
+            sized.append(Sized(target.name, target.active, target.total, run.loss, error, run.diverged))
+        rows[name] = sorted(sized, key=lambda row: getattr(row, size))
     return rows
 
 

@@ -85,7 +85,8 @@ def _line(picture: Picture, panel: Panel, line: Drawn, clip: str) -> str:
     places = [(_x(panel.x, dot.x), _y(picture.y, dot.y)) for dot in line.dots]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     parts = [f'<g class="line {style_class(line.style)}" data-name="{escape(line.name)}">']
-    parts.append(f'<polyline clip-path="url(#{clip})" points="{path}"/>')
+    if line.joined:
+        parts.append(f'<polyline clip-path="url(#{clip})" points="{path}"/>')
     mark = _MARKS[int(style_class(line.style)[1:])]
     shown = [(dot, place) for dot, place in zip(line.dots, places, strict=True) if dot.y <= picture.y.high]
     if not line.markers:

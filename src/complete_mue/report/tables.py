@@ -167,7 +167,9 @@ def runs_table(summary: Summary) -> Table:
             (Piece(short_count(target.total), target.total, f"targets.{place}.total"),),
             loss,
             (Piece(str(run.seeds), run.seeds, f"{path}.seeds"),),
-            (_number(run.speedup_median, ".2f", f"{path}.speedup_median"),),
+            _with_error(
+                run.speedup_median, run.speedup_spread, ".2f", ".2f", f"{path}.speedup_median", f"{path}.speedup_spread"
+            ),
             (_number(run.load_variation, ".2f", f"{path}.load_variation"),),
         )
         rows.append(Row(cells, "missed" if run.diverged else ""))
@@ -204,7 +206,14 @@ def rich_table(table: Table) -> RichTable:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    colours = {"held": "green", "missed": "red", "open": "yellow", "unclear": "yellow", "unfinished": "yellow"}
+    colours = {
+        "held": "green",
+        "flat": "green",
+        "missed": "red",
+        "open": "yellow",
+        "unclear": "yellow",
+        "unfinished": "yellow",
+    }
     drawn = RichTable(
         title=table.title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False, padding=(0, 1, 0, 0)
     )
@@ -255,6 +264,7 @@ _RUN_COLUMNS: dict[str, Callable[[TransferredRun], object]] = {
     "transferred_loss": lambda r: r.loss,
     "spread": lambda r: r.spread,
     "speedup": lambda r: r.speedup_median,
+    "speedup_spread": lambda r: r.speedup_spread,
     "load_variation": lambda r: r.load_variation,
     "status": lambda r: "diverged" if r.diverged else "",
 }

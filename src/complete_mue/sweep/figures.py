@@ -47,12 +47,26 @@ def base_config(task: str, scale: str, reference: Reference | None = None, overr
             raise RunError(f"{name} {given!r}{nearest(given, known)}: give one of {', '.join(known)}")
     name, *changes = _BASE[task, scale]
     config = override(recipe(name), *changes, *overrides)
+    return from_reference(config, reference, overrides)
+
+
+def from_reference(config: RunConfig, reference: Reference | None, overrides: Sequence[str]) -> RunConfig:
+    """The run of a tuned reference, with its shape, budget and hyperparameters; without one, the config's own."""
     reference = reference or dataclasses.replace(config.reference, shape=config.shape, budget=config.budget)
-    return dataclasses.replace(config, reference=reference, shape=reference.shape, budget=reference.budget)
+    dense = dataclasses.replace(config, reference=reference, shape=reference.shape, budget=reference.budget)
+    for change in overrides:
+        if override(dense, change) != dense:
+            raise RunError(
+                f"--set {change} is not what the reference has, which brings its own shape, budget and "
+                "hyperparameters: tune a reference with it, or leave --reference out"
+            )
+    return dense
 
 
-def octaves(centre: float, span: int, per_octave: int = 1) -> tuple[float, ...]:
+def octaves(hyper: str, centre: float, span: int, per_octave: int = 1) -> tuple[float, ...]:
     """centre * 2^(k / per_octave), ``span`` octaves on either side."""
+    if not centre:
+        raise RunError(f"{hyper} = {centre}: a scan in octaves needs a value above zero to start from")
     reach = span * per_octave
     return tuple(centre * 2 ** (k / per_octave) for k in range(-reach, reach + 1))
 
@@ -87,7 +101,7 @@ def figure(
     for each in hypers or ():
         check_hyper(each)
     wanted = tuple(hypers or (given.hypers if scale != "tiny" else given.hypers[:1]))
-    scans = tuple(Scan(each, octaves(getattr(hyper, each), span, per_octave)) for each in wanted)
+    scans = tuple(Scan(each, octaves(each, getattr(hyper, each), span, per_octave)) for each in wanted)
     targets = (Target("dense", None, base), *given.targets(base, scale == "tiny"))
     title = given.title
     return Sweep(name, title, given.axis, scale, targets, scans, tuple(rules), tuple(seeds or _SEEDS[scale]))

@@ -16,7 +16,6 @@ wide = ["shape.width=128"]
 
 from __future__ import annotations
 
-import dataclasses
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from typing import Any
 from complete_mue.errors import FileError, MueError, nearest
 from complete_mue.layout import Reference
 from complete_mue.recipes import recipe
+from complete_mue.sweep.figures import from_reference
 from complete_mue.sweep.grid import OWN_RULES, Scan, Sweep, Target
 from complete_mue.train.config import override
 
@@ -47,8 +47,7 @@ def read_sweep_file(
     name = data.get("name", path.stem)
     try:
         config = override(recipe(data["recipe"]), *_texts(data.get("overrides", []), "overrides"), *overrides)
-        reference = reference or dataclasses.replace(config.reference, shape=config.shape, budget=config.budget)
-        dense = dataclasses.replace(config, reference=reference, shape=reference.shape, budget=reference.budget)
+        dense = from_reference(config, reference, overrides)
         targets = [Target("reference", None, dense)]
         for number, (label, changes) in enumerate(data["targets"].items(), start=1):
             targets.append(Target(label, number, override(dense, *_texts(changes, f"targets.{label}"))))

@@ -48,6 +48,11 @@ class Ledger:
         """All records, by id."""
         return [self.read(point) for point in sorted(self.done())]
 
+    def failures(self, points: Iterable[str]) -> list[str]:
+        """What went wrong with those of these points that failed."""
+        found = [self.read(point) for point in sorted(set(points) & self.done())]
+        return [str(record.get("error")) for record in found if record.get("status") == "failed"]
+
     def write(self, point: str, record: dict[str, Any]) -> None:
         """Enter a finished point."""
         write_json(self._records / f"{point}.json", {"format": FORMAT, "id": point, **record})
@@ -85,8 +90,8 @@ class Ledger:
                 os.close(handle)
 
 
-def settled(folder: str | Path, request: dict[str, Any], *, retry_failed: bool = False) -> int | None:
-    """How many points a sweep has, if it is the one asked for and all are done; None if there is work to do.
+def settled(folder: str | Path, request: dict[str, Any], *, retry_failed: bool = False) -> list[str] | None:
+    """The points of a sweep, if it is the one asked for and all are done; None if there is work to do.
 
     Reads files alone, so that a finished sweep is recognised without loading torch.
     """
@@ -97,4 +102,4 @@ def settled(folder: str | Path, request: dict[str, Any], *, retry_failed: bool =
     ids = {point["id"] for point in sweep.get("points", ())}
     if sweep.get("request") != request or Ledger(folder).open_points(sorted(ids), retry_failed=retry_failed):
         return None
-    return len(ids)
+    return sorted(ids)

@@ -6,6 +6,7 @@ sweeps may share one folder; a worker that dies costs its group's unfinished wor
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import itertools
 import time
@@ -16,12 +17,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from complete_mue.errors import RunError
 from complete_mue.report.union import join_plans
 from complete_mue.storage import read_json, write_json
 from complete_mue.sweep.executor import Advanced, Executor, Failed, Finished, Job
 from complete_mue.sweep.grid import Sweep, SweepPoint, fusible
 from complete_mue.sweep.ledger import Ledger
+from complete_mue.train.task import build
 
 _MOST_LOSSES = 5  # a point whose worker died so often is entered as failed
 _WAIT = 0.2
@@ -96,6 +100,13 @@ def run(
     finally:
         executor.close()
         runner.release()
+
+
+def check_data(sweep: Sweep) -> None:
+    """Refuse a sweep whose data is missing, or too short for one of its budgets, before anything is trained."""
+    configs = {(target.config.task, target.config.budget): target.config for target in sweep.targets}
+    for config in configs.values():
+        build(dataclasses.replace(config, compile=False), device=torch.device("meta")).check_holds(config.budget)
 
 
 def enter(sweep: Sweep, folder: Path, command: str, request: dict[str, Any]) -> None:

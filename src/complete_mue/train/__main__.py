@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="torchrun … -m complete_mue.train",
         description="Train a recipe on many ranks: FSDP2, and experts over expert_parallel=N of them.",
         epilog="Example:  torchrun --nproc-per-node 8 --max-restarts 3 -m complete_mue.train lm_large:128e8a4g1s "
-        "expert_parallel=8 --out runs/large --resume",
+        "task.source=DATA expert_parallel=8 --out runs/large --resume",
     )
     parser.add_argument("recipe", metavar="RECIPE[:LAYOUT]", help="lm_tiny, lm_tiny:16e4a, lm_large, …")
     parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="budget.steps=300, expert_parallel=8, …")

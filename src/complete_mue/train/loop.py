@@ -88,8 +88,8 @@ def _check_config(run: Path, config: RunConfig) -> None:
             found = differences(config, known)
             more = f" and {len(found) - 4} more" if len(found) > 4 else ""
             raise RunError(
-                f"{run} belongs to another config ({'; '.join(found[:4])}{more}): `mue train --resume --out {run}` goes "
-                "on with its own, or give the new run a directory of its own"
+                f"{run} belongs to another config ({'; '.join(found[:4])}{more}): `mue train --resume --out {run}` "
+                "goes on with its own, or give the new run a directory of its own"
             )
 
 

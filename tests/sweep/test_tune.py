@@ -1,0 +1,80 @@
+"""`mue tune`: it brackets the optimum, says how well it is known, and agrees with the report."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import complete_mue as mue
+
+pytest.importorskip("torch")
+
+from complete_mue.layout.files import read_reference
+from complete_mue.report.summary import summarize
+from complete_mue.storage import write_json
+from complete_mue.sweep.executor import Here
+from complete_mue.sweep.grid import Sweep
+from complete_mue.sweep.ledger import Ledger
+from complete_mue.sweep.run import run
+from complete_mue.sweep.tune import tune
+from small_sweeps import base
+
+
+def test_tune_brackets_the_optimum_and_writes_a_reference(tmp_path: Path) -> None:
+    start = base("reference.hyper.lr=2e-4", "budget.steps=30")
+    folders = []
+
+    def train(sweep: Sweep, folder: Path) -> None:
+        folders.append(folder.name)
+        run(sweep, folder, Here(), replicas=lambda point: 16)
+
+    reference, found = tune(start, tmp_path, train, hypers=("lr", "lr"), span=1, seeds=(0,))
+    assert found[0].optimum.open is None  # it started far below the optimum and was widened
+    assert folders.count("1-lr") > 1
+    assert reference.hyper.lr > 1e-3
+    assert read_reference(tmp_path / "reference.toml") == reference
+    text = (tmp_path / "reference.toml").read_text()
+    curve = summarize(tmp_path / "2-lr").scans[0].curves[0]
+    assert found[1].curve == curve  # `mue tune` and `mue report` say the same
+    assert curve.optimum is not None
+    assert f"lr: optimum {curve.optimum.value:.4g}, loss {curve.optimum.loss:.4f}" in text
+    assert "2-lr/" in text
+    with pytest.raises(mue.MueError, match="above zero"):
+        tune(base("reference.hyper.weight_decay=0.0"), tmp_path, train, hypers=("weight_decay",))
+
+
+def test_tune_says_how_well_the_optimum_is_known(tmp_path: Path) -> None:
+    """Records of a known surface stand in for training: two seeds that differ, a basin wider than the grid."""
+
+    def measure(noise: float, curvature: float = 0.001) -> Callable[[Sweep, Path], None]:
+        def write(sweep: Sweep, folder: Path) -> None:
+            ledger = Ledger(folder)
+            for point in sweep.points():
+                ((_, value),) = point.hypers
+                loss = (
+                    2
+                    + curvature * math.log2(value / 0.004) ** 2
+                    + random.Random(f"{value} {point.seed}").gauss(0, noise)
+                )
+                record = {"status": "finished", "loss": loss, "diverged": None, "error": None, "seconds": 1.0}
+                ledger.write(point.id, {**record, "curve": None, "first": None})
+            write_json(folder / "sweep.json", sweep.to_dict("mue tune", {}))
+
+        return write
+
+    start = base("reference.hyper.lr=4e-3")
+    _, (flat,) = tune(start, tmp_path / "flat", measure(1e-5), hypers=("lr",), span=2, seeds=(0, 1))
+    assert flat.optimum.value == pytest.approx(0.004, rel=0.05)
+    assert "± 0.0" in flat.says
+    assert "within 0.01 of it from … 0.001 to 0.016 …, 10 runs" in flat.says
+    assert flat.doubts == ["the basin runs off the grid on its low and high side: scan wider"]
+    text = (tmp_path / "flat" / "reference.toml").read_text()
+    assert f"{flat.says} in 1-lr/; {flat.doubts[0]}" in text
+    _, (noisy,) = tune(start, tmp_path / "noisy", measure(0.003, curvature=1e-5), hypers=("lr",), span=3, seeds=(0, 1))
+    assert noisy.curve.optimum_error is not None
+    assert noisy.curve.optimum_error > 0.5
+    assert any("more than half an octave" in doubt or "OPEN" in doubt for doubt in noisy.doubts)
