@@ -8,8 +8,8 @@ NAMES = {
     "Budget", "FeedForward", "Hyper", "ModelShape", "MueError", "Plan", "Reference", "Role", "RoutedGroup", "Row",
     "Rules", "Tuned", "__version__", "read_reference", "read_target", "transfer",
     # these load torch on first use
-    "Family", "Point", "Setup", "check", "check_scheduler", "clip_grad_norm_", "describe", "initialize", "normalize_routing",
-    "param_groups",
+    "Family", "Point", "Setup", "check", "check_scheduler", "clip_grad_norm_", "describe", "initialize",
+    "normalize_routing", "param_groups",
 }  # fmt: skip
 
 

@@ -56,9 +56,7 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
     except OSError as problem:
         raise FileError(f"{path}: {problem.strerror or problem}; give a folder with a {what}") from None
     except (ValueError, RecursionError) as problem:
-        raise FileError(
-            f"{path}: not a {what} ({str(problem) or 'nested too deeply'}); make it again"
-        ) from None
+        raise FileError(f"{path}: not a {what} ({str(problem) or 'nested too deeply'}); make it again") from None
     if not isinstance(data, dict):
         raise FileError(f"{path}: not a {what} (a {type(data).__name__}, not an object); make it again")
     return data
