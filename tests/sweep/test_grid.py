@@ -45,9 +45,7 @@ def test_the_reference_runs_once_whatever_the_rules() -> None:
 
 def test_scans_share_the_tuned_point() -> None:
     hyper = recipe("lm_tiny").reference.hyper
-    sweep = small(
-        Scan("lr", octaves("lr", hyper.lr, 1)), Scan("weight_decay", octaves("weight_decay", hyper.weight_decay, 1))
-    )
+    sweep = small(Scan("lr", octaves(hyper.lr, 1)), Scan("weight_decay", octaves(hyper.weight_decay, 1)))
     points = sweep.points()
     assert len(points) == 2 * 5
     assert [p.hypers for p in points if len(p.hypers) > 1] == [(("lr", 0.008), ("weight_decay", 0.1))] * 2
@@ -95,9 +93,9 @@ def test_a_tuned_reference_brings_its_shape_and_values() -> None:
     tuned = dataclasses.replace(given, hyper=dataclasses.replace(given.hyper, lr=3e-3))
     base = base_config("lm", "small", tuned)
     assert (base.shape, base.budget, base.reference.hyper.lr) == (given.shape, given.budget, 3e-3)
-    assert figure("activated", base, "tiny").scans[0].values == octaves("lr", 3e-3, 2)
+    assert figure("activated", base, "tiny").scans[0].values == octaves(3e-3, 2)
     free = dataclasses.replace(given, hyper=dataclasses.replace(given.hyper, weight_decay=0.0))
-    with pytest.raises(mue.MueError, match=r"weight_decay = 0\.0: a scan in octaves needs a value above zero"):
+    with pytest.raises(mue.MueError, match=r"weight_decay: .*: give values above zero"):
         figure("activated", base_config("lm", "tiny", free), "tiny", hypers=["weight_decay"])
 
 

@@ -63,10 +63,8 @@ def from_reference(config: RunConfig, reference: Reference | None, overrides: Se
     return dense
 
 
-def octaves(hyper: str, centre: float, span: int, per_octave: int = 1) -> tuple[float, ...]:
+def octaves(centre: float, span: int, per_octave: int = 1) -> tuple[float, ...]:
     """centre * 2^(k / per_octave), ``span`` octaves on either side."""
-    if not centre:
-        raise RunError(f"{hyper} = {centre}: a scan in octaves needs a value above zero to start from")
     reach = span * per_octave
     return tuple(centre * 2 ** (k / per_octave) for k in range(-reach, reach + 1))
 
@@ -101,7 +99,7 @@ def figure(
     for each in hypers or ():
         check_hyper(each)
     wanted = tuple(hypers or (given.hypers if scale != "tiny" else given.hypers[:1]))
-    scans = tuple(Scan(each, octaves(each, getattr(hyper, each), span, per_octave)) for each in wanted)
+    scans = tuple(Scan(each, octaves(getattr(hyper, each), span, per_octave)) for each in wanted)
     targets = (Target("dense", None, base), *given.targets(base, scale == "tiny"))
     title = given.title
     return Sweep(name, title, given.axis, scale, targets, scans, tuple(rules), tuple(seeds or _SEEDS[scale]))

@@ -44,6 +44,8 @@ class Scan:
 
     def __post_init__(self) -> None:
         check_hyper(self.hyper)
+        if any(not value > 0 for value in self.values):
+            raise RunError(f"values of {self.hyper}: {list(self.values)}: give values above zero, around one that is")
         if not self.values or len(set(self.values)) != len(self.values):
             raise RunError(f"values of {self.hyper}: {list(self.values)}: give at least one, each once")
 

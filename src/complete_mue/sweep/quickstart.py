@@ -33,7 +33,7 @@ def sweep_of(reference: Reference) -> Sweep:
     for layout in layouts:
         targets.append(_target(dense, layout.partition("@")[0], width, layout))
     targets.append(_target(dense, "16e4a, twice as wide", 2 * width, f"16e4a@{width // 2}"))
-    scans = (Scan("lr", octaves("lr", reference.hyper.lr, _AROUND)),)
+    scans = (Scan("lr", octaves(reference.hyper.lr, _AROUND)),)
     return Sweep(
         "quickstart", "One dense calibration, every layout", "layout", "quickstart", tuple(targets), scans,
         (OWN_RULES, "sp"),

@@ -92,7 +92,7 @@ def _scan(
     seeds: Sequence[int],
 ) -> Tuned:  # fmt: skip
     centre = getattr(base.reference.hyper, hyper)
-    values = octaves(hyper, centre, span, per_octave)
+    values = octaves(centre, span, per_octave)
     for _ in range(_MOST_WIDENINGS + 1):
         scan = Scan(hyper, values)
         name = f"tune-{folder.name}"
