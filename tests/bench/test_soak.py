@@ -51,7 +51,11 @@ def test_a_round_of_everything_finds_nothing(tmp_path: Path, capsys: pytest.Capt
 
 @pytest.mark.slow
 def test_ctrl_c_ends_what_is_running() -> None:
-    process = subprocess.Popen([sys.executable, SCRIPT, "--only", "ranks"], stdout=subprocess.PIPE, text=True)
+    # A shell that started the tests in the background has them ignore Ctrl-C, and their children with them.
+    process = subprocess.Popen(
+        [sys.executable, SCRIPT, "--only", "ranks"], stdout=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
     mark = f"{SOAK.MARK}={process.pid}-".encode()
 
     def below() -> list[Path]:
