@@ -160,7 +160,6 @@ def tune_command(
     need_torch("mue tune")
     from complete_mue.sweep.figures import base_config
     from complete_mue.sweep.grid import HYPERS
-    from complete_mue.sweep.run import check_data
     from complete_mue.sweep.tune import tune
 
     base = base_config(task, scale, None, overrides or ())
@@ -168,10 +167,7 @@ def tune_command(
     default = {"tiny": (1, 3), "small": (2, 4), "paper": (2, 4)}[scale]
 
     def run(sweep: Sweep, place: Path) -> None:
-        if address is None:
-            check_data(sweep)
-        _run(sweep, place, _executor(executor, workers, address, sweep), replicas, workers, {}, retry_failed=True)
-        _refuse_failures(place, [point.id for point in sweep.points()], "the same command")
+        _run_whole(sweep, place, executor, workers, address, replicas)
 
     _, found = tune(
         base, folder, run, scale=scale, hypers=tuple(hyper or (*HYPERS, "lr")), span=span or default[1],
@@ -205,8 +201,7 @@ def quickstart_command(
     print("1. Tuning the learning rate of a tiny dense model …")
 
     def run(sweep: Sweep, place: Path) -> None:
-        _run(sweep, place, _executor("processes", workers, None, sweep), None, workers, {}, retry_failed=True)
-        _refuse_failures(place, [point.id for point in sweep.points()], "the same command")
+        _run_whole(sweep, place, "processes", workers, None, None)
 
     reference, found = tune(base(), out / "tune", run, scale="quickstart", hypers=("lr",), span=SPAN, seeds=(0,))
     print(f"   optimum lr {found[0].optimum.value:.3g}, loss {found[0].optimum.loss:.3f}")
@@ -236,6 +231,18 @@ def _run(
             sweep, folder, executor, command=_command(), request=request, known=known, retry_failed=retry_failed,
             show=show, replicas=lambda point: replicas or replicas_that_fit(point.config, device, workers=workers or 1),
         )  # fmt: skip
+
+
+def _run_whole(
+    sweep: Sweep, folder: Path, executor: str, workers: int | None, address: str | None, replicas: int | None
+) -> None:
+    """Run all of a sweep, what failed before too, or end with the cause: what follows needs every point."""
+    from complete_mue.sweep.run import check_data
+
+    if address is None:  # a cluster may have the data where this machine has none
+        check_data(sweep)
+    _run(sweep, folder, _executor(executor, workers, address, sweep), replicas, workers, {}, retry_failed=True)
+    _refuse_failures(folder, [point.id for point in sweep.points()], "the same command")
 
 
 def _refuse_failures(folder: Path, points: Sequence[str], again: str) -> None:

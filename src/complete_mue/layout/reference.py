@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from complete_mue.errors import ShapeError, TransferError, nearest
 from complete_mue.layout.numbers import real
 from complete_mue.layout.shape import Budget, ModelShape
-from complete_mue.layout.tensors import VECTOR_ROLES, Role
+from complete_mue.layout.tensors import VECTOR_ROLES, Role, block_roles
 
 # The same projection in a dense block, a shared branch and a routed expert.
 _PROJECTIONS = (
@@ -121,19 +121,10 @@ class Reference:
         )
 
     def _tuned(self, role: Role) -> Tuned:
-        same = next((projection for projection in _PROJECTIONS if role in projection), ())
-        if role in self.tuned or role in self._projections:
-            same = ()
-        return next((self.tuned[r] for r in (role, *same) if r in self.tuned), Tuned())
-
-    @property
-    def _projections(self) -> set[Role]:
-        """The feed-forward projections that the reference has."""
-        found = set()
-        for block in self.shape.kinds:
-            has = (not block.groups, bool(block.groups and block.branches), bool(block.groups))
-            found |= {role for roles in _PROJECTIONS for role, there in zip(roles, has, strict=True) if there}
-        return found
+        """The role's own settings; of a projection that the reference does not have, those of the one it has."""
+        has_it = any(role in block_roles(kind) for kind in self.shape.kinds)
+        same = () if has_it else next((roles for roles in _PROJECTIONS if role in roles), ())
+        return next((self.tuned[each] for each in (role, *same) if each in self.tuned), Tuned())
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from complete_mue.errors import ShapeError, TransferError, nearest
+from complete_mue.layout.notation import FeedForward
 
 
 class Role(StrEnum):
@@ -47,6 +48,14 @@ FEED_FORWARD_ROLES = frozenset(
     }
 )  # fmt: skip
 VECTOR_ROLES = frozenset({Role.NORM, Role.BIAS, Role.FINAL_NORM})
+
+
+def block_roles(block: FeedForward) -> tuple[Role, ...]:
+    """The feed-forward roles that a block has."""
+    if block.is_dense:
+        return Role.DENSE_UP, Role.DENSE_DOWN
+    shared = (Role.SHARED_UP, Role.SHARED_DOWN) if block.branches else ()
+    return (*shared, Role.EXPERT_UP, Role.EXPERT_DOWN, Role.ROUTER)
 
 
 @dataclass(frozen=True)

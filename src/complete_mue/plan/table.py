@@ -112,17 +112,4 @@ class PlanTable:
         return found[-1].route_scale * found[-1].folded.route_scale if found else 1.0
 
 
-def block_roles(shape: ModelShape) -> list[tuple[Role, str]]:
-    """The feed-forward roles that a shape has, each with the label of its kind of block."""
-    found: list[tuple[Role, str]] = []
-    for kind in shape.kinds:
-        if kind.is_dense:
-            roles = [Role.DENSE_UP, Role.DENSE_DOWN]
-        else:
-            shared = [Role.SHARED_UP, Role.SHARED_DOWN] if kind.branches else []
-            roles = [*shared, Role.EXPERT_UP, Role.EXPERT_DOWN, Role.ROUTER]
-        found += [(role, shape.label(kind)) for role in roles]
-    return found
-
-
 OTHER_ROLES = tuple(role for role in Role if role not in FEED_FORWARD_ROLES)

@@ -8,10 +8,10 @@ from complete_mue.errors import TransferError
 from complete_mue.layout.notation import FeedForward
 from complete_mue.layout.reference import Hyper, Reference
 from complete_mue.layout.shape import Budget, ModelShape
-from complete_mue.layout.tensors import FEED_FORWARD_ROLES, Role
+from complete_mue.layout.tensors import FEED_FORWARD_ROLES, Role, block_roles
 from complete_mue.plan.plan import Plan
 from complete_mue.plan.row import Factors, Multiplier, Row
-from complete_mue.plan.table import OTHER_ROLES, Betas, block_roles
+from complete_mue.plan.table import OTHER_ROLES, Betas
 from complete_mue.rules.catalog import Rules
 from complete_mue.rules.layer import COLUMNS, REASONS, LayerRule
 from complete_mue.rules.ratios import Ratios, symbols
@@ -44,7 +44,7 @@ def transfer(
     ratios = Ratios.between(reference, shape, budget)
     hyper = _global(reference.hyper, ratios, rules, betas)
     kinds = {shape.label(kind): kind for kind in shape.kinds}
-    present = block_roles(shape)
+    present = [(role, label) for label, kind in kinds.items() for role in block_roles(kind)]
     missing = sorted(FEED_FORWARD_ROLES - {role for role, _ in present})
 
     def row(role: Role, block: str) -> Row:

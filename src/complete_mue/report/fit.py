@@ -39,6 +39,9 @@ class Basin:
     high_open: bool
     nats: float = BASIN_NATS
 
+    def __str__(self) -> str:
+        return f"{'… ' * self.low_open}{self.low:.3g} to {self.high:.3g}{' …' * self.high_open}"
+
 
 @dataclass(frozen=True)
 class Optimum:

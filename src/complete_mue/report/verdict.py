@@ -116,9 +116,7 @@ def optimum_words(curve: Curve, unit: str) -> str:
     if best is None:
         return "none"
     error = f" ± {curve.optimum_error:.2f} octaves" if curve.optimum_error is not None else ""
-    low, high = "… " if best.basin.low_open else "", " …" if best.basin.high_open else ""
-    text = f"{best.value:.3g}{error}; from {low}{best.basin.low:.3g} to {best.basin.high:.3g}{high} the loss is within "
-    text += f"{best.basin.nats:g} {unit} of the best"
+    text = f"{best.value:.3g}{error}; from {best.basin} the loss is within {best.basin.nats:g} {unit} of the best"
     return f"{text}; it diverges {best.diverges}" if best.diverges else text
 
 

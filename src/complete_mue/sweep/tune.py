@@ -43,12 +43,11 @@ class Tuned:
     @property
     def says(self) -> str:
         """``lr: optimum 0.0041 ± 0.12 octaves, loss 1.7954, within 0.01 of it from … 0.002 to 0.0081, 14 runs``."""
-        best, basin, error = self.optimum, self.optimum.basin, self.curve.optimum_error
-        low, high = "… " if basin.low_open else "", " …" if basin.high_open else ""
+        best, error = self.optimum, self.curve.optimum_error
         return (
             f"{self.hyper}: optimum {best.value:.4g}{'' if error is None else f' ± {error:.2f} octaves'}, loss "
-            f"{best.loss:.4f}, within {basin.nats:g} of it from {low}{basin.low:.3g} to {basin.high:.3g}{high}, "
-            f"{self.runs} runs" + ("" if best.diverges is None else f"; diverges {best.diverges}")
+            f"{best.loss:.4f}, within {best.basin.nats:g} of it from {best.basin}, {self.runs} runs"
+            + ("" if best.diverges is None else f"; diverges {best.diverges}")
         )
 
     @property
