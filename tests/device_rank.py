@@ -16,7 +16,7 @@ from torch import distributed as dist
 from complete_mue.nn.feed_forward import FeedForward
 from complete_mue.train.__main__ import _device
 from complete_mue.train.config import RunConfig
-from complete_mue.train.parallel import ALONE, Ranks, launched
+from complete_mue.train.parallel import ALONE, Ranks, launched, leave
 from complete_mue.train.trainer import Trainer
 from parallel_rank import config_of
 
@@ -52,3 +52,4 @@ def main(out: str, *keys: str) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+    leave()

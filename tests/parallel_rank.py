@@ -13,7 +13,7 @@ import torch
 
 from complete_mue.recipes import recipe
 from complete_mue.train.config import RunConfig, override
-from complete_mue.train.parallel import ALONE, Ranks, arranged, launched
+from complete_mue.train.parallel import ALONE, Ranks, arranged, launched, leave
 from complete_mue.train.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -71,3 +71,4 @@ def main(out: str, steps: str, *names: str) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+    leave()

@@ -48,10 +48,11 @@ def main() -> list[float]:
         dist.all_reduce(mean)
         losses.append(mean.item() / world)
     if rank == 0:
-        print("losses", *(f"{loss:.6f}" for loss in losses))
+        print("losses", *(f"{loss:.6f}" for loss in losses), flush=True)
     dist.destroy_process_group()
     return losses
 
 
 if __name__ == "__main__":
     main()
+    os._exit(0)  # a thread of gloo that outlives the interpreter would abort a finished rank

@@ -14,7 +14,7 @@ import complete_mue as mue
 from complete_mue.export import export
 
 SCRIPT = """
-import json, re, sys
+import json, os, re, sys
 import torch
 import deepspeed
 
@@ -56,7 +56,8 @@ found = {}
 for group in engine.optimizer.param_groups:
     for parameter in group["params"]:
         found[known[id(parameter)]] = [group[key] for key in ("name", "lr", "weight_decay", "eps", "betas")]
-print("RESULT " + json.dumps(found))
+print("RESULT " + json.dumps(found), flush=True)
+os._exit(0)  # a thread of gloo that outlives the interpreter would abort it
 """
 NAMES = {
     "model.embed_tokens.weight": "embedding",

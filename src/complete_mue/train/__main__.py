@@ -17,7 +17,7 @@ from complete_mue.errors import MueError
 from complete_mue.recipes import configured
 from complete_mue.train.estimate import Machine, estimate
 from complete_mue.train.loop import divergence, repeated, train
-from complete_mue.train.parallel import launched
+from complete_mue.train.parallel import launched, leave
 from complete_mue.train.trainer import pick_device
 
 _DIVERGED, _INTERRUPTED, _REFUSED = 3, 130, 2
@@ -97,4 +97,4 @@ def _report(config: Any) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -10,13 +10,15 @@ So the numbers are those of one process, but for the order of sums.
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import os
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -209,6 +211,20 @@ def launched(expert_parallel: int, device: torch.device) -> Iterator[Ranks]:
     yield arranged(expert_parallel, device)
     # Not after an error: it could wait for ranks that wait for this one, and keep torchrun from ending them.
     dist.destroy_process_group()
+
+
+def leave(status: int = 0) -> NoReturn:
+    """End a process whose work is done; a rank of torchrun without the interpreter's own end.
+
+    A thread of gloo lets go of a tensor some time after the wait for it is over. If the interpreter has gone meanwhile,
+    that aborts the process, and torchrun counts a finished rank as failed (pytorch/pytorch#179291).
+    """
+    if "RANK" in os.environ:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 def _of_this_start(store: dist.Store) -> dist.Store:
