@@ -73,6 +73,9 @@ def assert_close(case: Case) -> dict[str, Tensor]:
         pytest.param(1, 128, 64, 9, 3, id="one token"),
         pytest.param(600, 128, 64, 1023, 8, id="1023 experts, some empty"),
         pytest.param(2048, 1024, 512, 16, 4, id="larger"),
+        pytest.param(900, 128, 16, 64, 8, id="narrow experts"),
+        pytest.param(333, 136, 8, 12, 4, id="narrowest"),
+        pytest.param(200, 512, 32, 40, 3, id="narrow, in a wide model"),
     ],
 )
 def test_bfloat16(tokens: int, width: int, expert_width: int, experts: int, active: int) -> None:

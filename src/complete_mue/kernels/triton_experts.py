@@ -7,7 +7,7 @@ gradient, so the experts' outputs are never stored; then the weight gradients, w
 gather-sum of dx.
 
 Everything is deterministic and free of host syncs. bfloat16 and float16 with widths that are multiples of 8 take the
-Hopper kernels; other dtypes and widths take plain Triton kernels, float32 in full float32 precision.
+Hopper kernels; narrow experts, other dtypes and other widths take plain Triton kernels, float32 in full precision.
 """
 
 import functools
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from complete_mue.kernels.triton_sort import Rows
 
 MAX_EXPERTS = 1023
+NARROW = 32  # experts as wide as this, or less, are served by tiles of their own width
 
 
 def unavailable(x: Tensor, up: Tensor) -> str | None:
@@ -114,8 +115,19 @@ def _on_its_device(step: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _hopper(*widths_of: Tensor) -> bool:
-    return all(t.element_size() == 2 and t.shape[-1] % 8 == 0 for t in widths_of)
+def _products(expert_width: int, width: int, dtype: torch.dtype) -> Any:
+    """The module of the matrix products for experts of that width."""
+    if _hopper(expert_width, width, dtype):
+        from complete_mue.kernels import triton_hopper
+
+        return triton_hopper
+    from complete_mue.kernels import triton_gemm
+
+    return triton_gemm
+
+
+def _hopper(expert_width: int, width: int, dtype: torch.dtype) -> bool:
+    return expert_width > NARROW and dtype.itemsize == 2 and expert_width % 8 == 0 and width % 8 == 0
 
 
 def _rows(*parts: Tensor) -> "Rows":
@@ -158,16 +170,8 @@ def _up_swiglu(
     x: Tensor, up: Tensor, token: Tensor, scale: Tensor, place: Tensor, start: Tensor, count: Tensor, expert: Tensor,
     keep: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    rows = _rows(token, scale, place, start, count, expert)
-    if _hopper(x) and up.shape[1] % 16 == 0:
-        from complete_mue.kernels import triton_hopper
-
-        return triton_hopper.up_swiglu(x, up, rows, keep)
-    from complete_mue.kernels import triton_gemm, triton_glue
-
-    hidden = triton_gemm.rows_product(x, up, rows, gather=True, transposed=False)
-    act = triton_glue.swiglu(hidden, start)
-    return hidden if keep else hidden.new_empty(0, hidden.shape[1]), act
+    products = _products(up.shape[1] // 2, x.shape[1], x.dtype)
+    return products.up_swiglu(x, up, _rows(token, scale, place, start, count, expert), keep)  # type: ignore[no-any-return]
 
 
 @_up_swiglu.register_fake
@@ -182,14 +186,9 @@ def _rows_product(
     a: Tensor, b: Tensor, token: Tensor, scale: Tensor, place: Tensor, start: Tensor, count: Tensor, expert: Tensor,
     transposed: bool,
 ) -> Tensor:  # fmt: skip
-    rows = _rows(token, scale, place, start, count, expert)
-    if _hopper(a, b):
-        from complete_mue.kernels import triton_hopper
-
-        return triton_hopper.rows_product(a, b, rows, transposed=transposed)
-    from complete_mue.kernels import triton_gemm
-
-    return triton_gemm.rows_product(a, b, rows, gather=False, transposed=transposed)
+    expert_width, width = (b.shape[1] // 2, b.shape[2]) if transposed else (b.shape[2], b.shape[1])
+    products = _products(expert_width, width, a.dtype)
+    return products.rows_product(a, b, _rows(token, scale, place, start, count, expert), transposed=transposed)  # type: ignore[no-any-return]
 
 
 @_rows_product.register_fake
@@ -203,21 +202,14 @@ def _swiglu_grad(
     grad: Tensor, hidden: Tensor, down: Tensor,
     token: Tensor, scale: Tensor, place: Tensor, start: Tensor, count: Tensor, expert: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    rows = _rows(token, scale, place, start, count, expert)
-    if _hopper(grad, down):
-        from complete_mue.kernels import triton_hopper
-
-        return triton_hopper.swiglu_grad(grad, hidden, down, rows)
-    from complete_mue.kernels import triton_gemm, triton_glue
-
-    act_grad = triton_gemm.rows_product(grad, down, rows, gather=True, transposed=True)
-    return triton_glue.swiglu_grad(hidden, act_grad, scale, start)
+    products = _products(down.shape[2], down.shape[1], grad.dtype)
+    return products.swiglu_grad(grad, hidden, down, _rows(token, scale, place, start, count, expert))  # type: ignore[no-any-return]
 
 
 @_swiglu_grad.register_fake
 def _(grad: Tensor, hidden: Tensor, down: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     h = down.shape[2]
-    parts = (h + 255) // 256 if _hopper(grad, down) else 1
+    parts = (h + 255) // 256 if _hopper(h, down.shape[1], grad.dtype) else 1
     partial = hidden.new_empty(parts, hidden.shape[0], dtype=torch.float32)
     return torch.empty_like(hidden), hidden.new_empty(hidden.shape[0], h), partial
 
@@ -228,14 +220,8 @@ def _expert_product(
     by_token: Tensor, by_row: Tensor,
     token: Tensor, scale: Tensor, place: Tensor, start: Tensor, count: Tensor, expert: Tensor, flip: bool,
 ) -> Tensor:  # fmt: skip
-    rows = _rows(token, scale, place, start, count, expert)
-    if _hopper(by_token, by_row):
-        from complete_mue.kernels import triton_hopper
-
-        return triton_hopper.expert_product(by_token, by_row, rows, flip=flip)
-    from complete_mue.kernels import triton_gemm
-
-    return triton_gemm.expert_product(by_token, by_row, rows, flip=flip)
+    products = _products(by_row.shape[1] // (2 if flip else 1), by_token.shape[1], by_token.dtype)
+    return products.expert_product(by_token, by_row, _rows(token, scale, place, start, count, expert), flip=flip)  # type: ignore[no-any-return]
 
 
 @_expert_product.register_fake

@@ -1,8 +1,4 @@
-"""What stands between the matrix products: gather-sum over a token's rows, SwiGLU and its gradient.
-
-The fused Hopper products do SwiGLU themselves; the separate kernels here serve the dtypes and widths those do not take.
-All sums run in float32 and in a fixed order.
-"""
+"""What stands after the matrix products: a token sums its rows, in float32 and in a fixed order."""
 
 import torch
 import triton
@@ -61,61 +57,3 @@ def collect_scale_grad(partial: Tensor, place: Tensor) -> Tensor:
     out = torch.empty(place.shape, dtype=torch.float32, device=place.device)
     _collect_scale_grad[(triton.cdiv(out.numel(), 512),)](partial, place, out, out.numel(), rows, parts, 512)
     return out
-
-
-@triton.jit
-def _swiglu(hidden, out, start, experts, width, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    if row >= tl.load(start + experts):
-        return
-    for first in range(0, width, BLOCK):
-        column = first + tl.arange(0, BLOCK)
-        inside = column < width
-        gate = tl.load(hidden + row * 2 * width + column, mask=inside, other=0).to(tl.float32)
-        value = tl.load(hidden + row * 2 * width + width + column, mask=inside, other=0).to(tl.float32)
-        result = gate / (1 + tl.exp(-gate)) * value
-        tl.store(out + row * width + column, result.to(out.dtype.element_ty), mask=inside)
-
-
-def swiglu(hidden: Tensor, start: Tensor) -> Tensor:
-    """hidden [rows, 2 * expert_width] (gate, then value) -> silu(gate) * value, on the rows in use."""
-    rows, width = hidden.shape[0], hidden.shape[1] // 2
-    out = torch.empty(rows, width, dtype=hidden.dtype, device=hidden.device)
-    block = min(triton.next_power_of_2(width), 1024)
-    _swiglu[(rows,)](hidden, out, start, start.numel() - 1, width, block)
-    return out
-
-
-@triton.jit
-def _swiglu_grad(hidden, act_grad, scale, start, hidden_grad, scaled, partial, experts, width, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    if row >= tl.load(start + experts):
-        return
-    weight = tl.load(scale + row)
-    total = tl.zeros([BLOCK], tl.float32)
-    for first in range(0, width, BLOCK):
-        column = first + tl.arange(0, BLOCK)
-        inside = column < width
-        gate = tl.load(hidden + row * 2 * width + column, mask=inside, other=0).to(tl.float32)
-        value = tl.load(hidden + row * 2 * width + width + column, mask=inside, other=0).to(tl.float32)
-        grad = tl.load(act_grad + row * width + column, mask=inside, other=0).to(tl.float32)
-        sigmoid = 1 / (1 + tl.exp(-gate))
-        silu = gate * sigmoid
-        total += grad * silu * value
-        tl.store(scaled + row * width + column, (weight * silu * value).to(scaled.dtype.element_ty), mask=inside)
-        grad *= weight
-        gate_grad = grad * value * (sigmoid + silu * (1 - sigmoid))
-        out = hidden_grad + row * 2 * width + column
-        tl.store(out, gate_grad.to(hidden_grad.dtype.element_ty), mask=inside)
-        tl.store(out + width, (grad * silu).to(hidden_grad.dtype.element_ty), mask=inside)
-    tl.store(partial + row, tl.sum(total))
-
-
-def swiglu_grad(hidden: Tensor, act_grad: Tensor, scale: Tensor, start: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """From the activation's gradient before scaling: hidden's gradient, scale * activation, <act_grad, activation>."""
-    rows, width = act_grad.shape
-    hidden_grad, scaled = torch.empty_like(hidden), torch.empty_like(act_grad)
-    partial = torch.empty(1, rows, dtype=torch.float32, device=hidden.device)
-    block = min(triton.next_power_of_2(width), 1024)
-    _swiglu_grad[(rows,)](hidden, act_grad, scale, start, hidden_grad, scaled, partial, start.numel() - 1, width, block)
-    return hidden_grad, scaled, partial
