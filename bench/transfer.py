@@ -36,7 +36,8 @@ AXES = {
 }  # fmt: skip
 COMPARED = ("activated", "ffn_width", "width")  # also by the other rule sets
 LR = ("--hyper", "lr")
-OTHERS = ("--rules", "sp", "--rules", "mup", "--rules", "mup_moe")
+# Their optima may lie far from the transferred value: a wider scan, and fewer seeds for it.
+OTHERS = ("--rules", "sp", "--rules", "mup", "--rules", "mup_moe", "--span", "3", "--seeds", "2")
 
 
 @dataclass(frozen=True)

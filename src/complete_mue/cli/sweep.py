@@ -31,7 +31,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change the reference's config, as `mue train` does; repeat."),
 ]
-Seeds = Annotated[int | None, typer.Option("--seeds", min=1, help="Seeds per point. Default: by scale, 1 or 2.")]
+Seeds = Annotated[int | None, typer.Option("--seeds", min=1, help="Seeds per point. Default: by scale, 1 to 3.")]
 Span = Annotated[int | None, typer.Option("--span", min=1, help="Octaves to scan on either side. Default: by scale.")]
 PerOctave = Annotated[int, typer.Option("--per-octave", min=1, help="Values per factor of two.")]
 ExecutorName = Annotated[
@@ -164,7 +164,7 @@ def tune_command(
 
     base = base_config(task, scale, None, overrides or ())
     folder = out or Path("runs") / f"{task}-tune-{scale}"
-    default = {"tiny": (1, 3), "small": (2, 4), "paper": (2, 4)}[scale]
+    default = {"tiny": (1, 3), "small": (3, 4), "paper": (2, 4)}[scale]
 
     def run(sweep: Sweep, place: Path) -> None:
         _run_whole(sweep, place, executor, workers, address, replicas)
