@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from complete_mue.evals.tasks import TASKS
 from complete_mue.layout.tensors import VECTOR_ROLES, Role
 from complete_mue.report import find_sweeps, summarize
 from complete_mue.report.article import article, chapters, generated, shown
@@ -111,6 +112,22 @@ def test_train_table_equals_the_records() -> None:
         (row,) = record["rows"]
         assert [steps, speed] == [str(record["steps"]), f"{row['tokens_per_second']:,.0f}"]
         assert [mfu, memory] == [f"{100 * row['mfu']:.1f} %", f"{row['reserved_gib']:.1f}"]
+
+
+def test_pair_table_equals_the_records() -> None:
+    folders = [ROOT / "docs/results/pair" / name for name in ("dense", "moe")]
+    evals, held_out = (
+        [json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) for folder in folders]
+        for name in ("eval", "held_out")
+    )
+    loss, bits, *scores, average = table("results/pair.md", "pair")
+    assert loss[1:3] == [f"{record['loss']:.3f}" for record in held_out]
+    assert bits[1:3] == [f"{record['bits_per_byte']:.3f}" for record in held_out]
+    assert average[1:] == [f"{100 * x:.1f}" for x in (*(e["average"] for e in evals), evals[0]["average_chance"])]
+    assert [row[0] for row in scores] == [TASKS[name].title for name in evals[0]["tasks"]]
+    for row, *both in zip(scores, *(e["tasks"].values() for e in evals), strict=True):
+        assert row[1:3] == [f"{100 * task['score']:.1f} ± {100 * task['error']:.1f}" for task in both]
+        assert row[3] == f"{100 * both[0]['chance']:.0f}"
 
 
 TRANSFER = Path("docs/results/transfer.md")
