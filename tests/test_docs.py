@@ -128,6 +128,8 @@ def test_pair_table_equals_the_records() -> None:
     for row, *both in zip(scores, *(e["tasks"].values() for e in evals), strict=True):
         assert row[1:3] == [f"{100 * task['score']:.1f} ± {100 * task['error']:.1f}" for task in both]
         assert row[3] == f"{100 * both[0]['chance']:.0f}"
+    speedup = json.loads((ROOT / "docs/results/pair/speedup.json").read_text(encoding="utf-8"))
+    assert f"The median is {speedup['median']:.2f}x." in (ROOT / "docs/results/pair.md").read_text(encoding="utf-8")
 
 
 TRANSFER = Path("docs/results/transfer.md")

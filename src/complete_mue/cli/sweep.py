@@ -158,20 +158,19 @@ def tune_command(
     Example:  mue tune lm --scale tiny --hyper lr
     """
     need_torch("mue tune")
-    from complete_mue.sweep.figures import base_config
+    from complete_mue.sweep.figures import SEEDS, base_config
     from complete_mue.sweep.grid import HYPERS
     from complete_mue.sweep.tune import tune
 
     base = base_config(task, scale, None, overrides or ())
     folder = out or Path("runs") / f"{task}-tune-{scale}"
-    default = {"tiny": (1, 3), "small": (3, 4), "paper": (2, 4)}[scale]
 
     def run(sweep: Sweep, place: Path) -> None:
         _run_whole(sweep, place, executor, workers, address, replicas)
 
     _, found = tune(
-        base, folder, run, scale=scale, hypers=tuple(hyper or (*HYPERS, "lr")), span=span or default[1],
-        per_octave=per_octave, seeds=range(seeds or default[0]),
+        base, folder, run, scale=scale, hypers=tuple(hyper or (*HYPERS, "lr")), per_octave=per_octave,
+        span=span or (3 if scale == "tiny" else 4), seeds=range(seeds) if seeds else SEEDS[scale],
     )  # fmt: skip
     for tuned in found:
         print(tuned.says)
