@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from complete_mue.errors import ShapeError
-from complete_mue.kernels.steps import split_rotated
+from complete_mue.kernels.steps import gated_attention, split_rotated
 from complete_mue.layout import Role, TensorSpec
 from complete_mue.nn.linear import RmsNorm, linear
 from complete_mue.nn.rope import rotate
@@ -80,7 +80,18 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], past: KeyValues | None = None) -> Tensor:
         """x [(K,) batch, tokens, width] -> the same shape; ``rotary`` is cos and sin of the tokens' positions."""
-        query, key, value, gate = self._split(linear(x, self.into), *rotary)
+        joined = linear(x, self.into)
+        mixed = None
+        if past is None and self.query_norm is None:
+            mixed = gated_attention(joined, *rotary, self.scale, self.causal)
+        if mixed is None:
+            mixed = self._mix(joined, rotary, past)
+        y = linear(mixed, self.out)
+        return y if self.output == 1 else self.output * y
+
+    def _mix(self, joined: Tensor, rotary: tuple[Tensor, Tensor], past: KeyValues | None) -> Tensor:
+        """[(K,) batch, tokens, 4 width] -> the gated mix of values, [(K,) batch, tokens, width]."""
+        query, key, value, gate = self._split(joined, *rotary)
         seen = 0 if past is None else past.length
         if past is not None:
             key, value = past.extend(key, value)
@@ -89,12 +100,10 @@ class Attention(nn.Module):
         causal = self.causal and query.shape[-2] > 1
         mask = None
         if causal and seen:
-            rows = torch.arange(query.shape[-2], device=x.device)[:, None] + seen
-            mask, causal = torch.arange(key.shape[-2], device=x.device)[None, :] <= rows, False
+            rows = torch.arange(query.shape[-2], device=joined.device)[:, None] + seen
+            mask, causal = torch.arange(key.shape[-2], device=joined.device)[None, :] <= rows, False
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal, scale=self.scale)
-        mixed = mixed.transpose(1, 2).flatten(-2).view(x.shape)
-        y = linear(mixed * torch.sigmoid(gate.flatten(-2)), self.out)
-        return y if self.output == 1 else self.output * y
+        return mixed.transpose(1, 2).flatten(-2).view(*joined.shape[:-1], -1) * torch.sigmoid(gate.flatten(-2))
 
     def _split(self, joined: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
         """[..., tokens, 4 width] -> query and key (rotated), value and gate, each [..., tokens, heads, head_dim]."""
