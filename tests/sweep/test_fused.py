@@ -55,7 +55,7 @@ def solo(config: RunConfig, dtype: torch.dtype) -> tuple[list[float], torch.nn.M
         optimizer.zero_grad()
         routed = [layer.feed_forward for layer in model.layers if layer.feed_forward.spec.groups]
         for block, routing in zip(routed, routings, strict=True):
-            block.update_bias(routing.load, config.bias_rate)
+            block.update_bias(routing.load, config.balance_rate)
         losses.append(loss.item())
     return losses, model
 

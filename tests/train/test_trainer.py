@@ -89,6 +89,23 @@ def test_balancing_sees_the_load_of_the_whole_step() -> None:
     assert biases[0].abs().max() > 0
 
 
+@pytest.mark.parametrize(
+    ("change", "rate"),
+    [
+        ("budget.steps=1200", 0.005),
+        ("budget.steps=25000", 0.001),
+        ("budget.steps=200", 0.01),
+        ("bias_rate=0.02", 0.02),
+        ("bias_rate=0", 0),
+        ("router.selection_bias=false", 0),
+        ("router.score=softmax", 0.001),
+    ],
+)
+def test_short_runs_balance_faster(change: str, rate: float) -> None:
+    config = override(recipe("lm_proxy:8e2a"), *dict.fromkeys(("budget.steps=2000", change)))
+    assert config.balance_rate == pytest.approx(rate)
+
+
 def test_details_are_measured_only_when_asked_for() -> None:
     trainer = Trainer(config_of("lm moe"), CPU)
     assert trainer.step(0).updates == {}

@@ -85,11 +85,11 @@ class Attention(nn.Module):
         if past is None and self.query_norm is None:
             mixed = gated_attention(joined, *rotary, self.scale, self.causal)
         if mixed is None:
-            mixed = self._mix(joined, rotary, past)
+            mixed = self.mix(joined, rotary, past)
         y = linear(mixed, self.out)
         return y if self.output == 1 else self.output * y
 
-    def _mix(self, joined: Tensor, rotary: tuple[Tensor, Tensor], past: KeyValues | None) -> Tensor:
+    def mix(self, joined: Tensor, rotary: tuple[Tensor, Tensor], past: KeyValues | None) -> Tensor:
         """[(K,) batch, tokens, 4 width] -> the gated mix of values, [(K,) batch, tokens, width]."""
         query, key, value, gate = self._split(joined, *rotary)
         seen = 0 if past is None else past.length

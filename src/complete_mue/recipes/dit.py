@@ -17,7 +17,7 @@ def dit_tiny(layout: str = "dense") -> RunConfig:
         Hyper(lr=5e-3, weight_decay=0.01, init_std=0.08, betas=(0.95, 0.95), eps=1e-8),
     )
     shape = ModelShape(64, 4, FeedForward.parse(layout, 64 if layout == "dense" else 16), head_dim=16)
-    return RunConfig(f"dit_tiny-{layout}", task, reference, shape, reference.budget, bias_rate=3e-3)
+    return RunConfig(f"dit_tiny-{layout}", task, reference, shape, reference.budget)
 
 
 def dit_proxy(layout: str = "dense", source: str = "scenes") -> RunConfig:

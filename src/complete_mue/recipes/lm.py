@@ -15,7 +15,7 @@ def lm_tiny(layout: str = "dense") -> RunConfig:
     )
     # Experts of a quarter of the width: any layout with four of them active has the dense reference's active width.
     shape = ModelShape(64, 4, FeedForward.parse(layout, 64 if layout == "dense" else 16), head_dim=16)
-    return RunConfig(f"lm_tiny-{layout}", TextTask(sequence=128), reference, shape, reference.budget, bias_rate=3e-3)
+    return RunConfig(f"lm_tiny-{layout}", TextTask(sequence=128), reference, shape, reference.budget)
 
 
 def lm_proxy(layout: str = "dense", source: str = "stdlib") -> RunConfig:

@@ -7,9 +7,12 @@ taken out and leaves the others' bits as they were.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -174,14 +177,28 @@ def _placed_batches(tasks: list[Task], whose: Tensor, steps: int, dtype: torch.d
     """
     device = whose.device
 
-    def place(step: int) -> Batch:
-        batches = [task.batch(step) for task in tasks]
+    def place(batches: list[Batch]) -> Batch:
         parts = batches[0] if len(tasks) == 1 else tuple(torch.stack(column) for column in zip(*batches, strict=True))
         pinned = [part.pin_memory() if device.type == "cuda" else part for part in parts]
         placed = (p.to(device, dtype if p.is_floating_point() else None, non_blocking=True) for p in pinned)
         return tuple(placed) if len(tasks) == 1 else tuple(part.index_select(0, whose) for part in placed)
 
-    return map(place, range(steps))
+    return map(place, _made_ahead(tasks, steps))
+
+
+_AHEAD = 4  # steps
+
+
+def _made_ahead(tasks: list[Task], steps: int) -> Iterator[list[Batch]]:
+    """Every step's batch of every task, made by a thread per task while earlier steps train."""
+    with contextlib.ExitStack() as stack:
+        makers = [stack.enter_context(ThreadPoolExecutor(1)) for _ in tasks]
+        waiting: deque[list[Future[Batch]]] = deque()
+        for step in range(steps + _AHEAD):
+            if step < steps:
+                waiting.append([maker.submit(task.batch, step) for maker, task in zip(makers, tasks, strict=True)])
+            if step >= _AHEAD:
+                yield [made.result() for made in waiting.popleft()]
 
 
 def _backward(
@@ -198,7 +215,7 @@ def _backward(
         loss, extra, routings = losses_of(*part)
         ((loss + extra) / config.accumulate).sum().backward()
         total = total + loss.detach() / config.accumulate
-        if config.bias_rate and config.router.selection_bias:
+        if config.balance_rate:
             now = [routing.load for routing in routings]
             loads = [one + two for one, two in zip(loads, now, strict=True)] if loads else now
     return total, routings, loads
@@ -209,7 +226,7 @@ def _balance(config: RunConfig, model: nn.Module, loads: list[Tensor]) -> None:
     if loads:
         routed = [layer.feed_forward for layer in model.layers if layer.feed_forward.spec.groups]  # type: ignore[union-attr]
         for block, load in zip(routed, loads, strict=True):
-            block.update_bias(load, config.bias_rate)
+            block.update_bias(load, config.balance_rate)
 
 
 def _results(history: Tensor, steps: int, routings: list[Routing]) -> list[FusedResult]:

@@ -152,5 +152,5 @@ def fusible(points: Sequence[SweepPoint]) -> Iterator[tuple[SweepPoint, ...]]:
     for point in points:
         c = point.config
         same = (c.task, c.shape, c.budget, c.warmup, c.clip, c.precision, c.compile, c.accumulate, c.qk_norm, c.router)
-        groups.setdefault((*same, c.bias_rate, c.plan.attention_scale), []).append(point)
+        groups.setdefault((*same, c.balance_rate, c.plan.attention_scale), []).append(point)
     return (tuple(group) for group in groups.values())

@@ -153,8 +153,7 @@ class Trainer:
             if config.router.balance_loss or config.router.z_loss:
                 full = loss + sum((routing.auxiliary_loss() for routing in routings), torch.zeros_like(loss))
             (full / config.accumulate).backward()
-        balanced = config.bias_rate and config.router.selection_bias
-        return loss.detach(), routings, [routing.load for routing in routings] if balanced else []
+        return loss.detach(), routings, [routing.load for routing in routings] if config.balance_rate else []
 
     def _drop_gradients(self) -> None:
         """Those of a recorded step and of the experts stay where they are, as zeros: a graph adds to them, and to free
@@ -174,7 +173,7 @@ class Trainer:
             layers: Any = self.model.layers
             routed = [layer.feed_forward for layer in layers if layer.feed_forward.spec.groups]
             for block, load in zip(routed, loads, strict=True):
-                block.update_bias(load, self.config.bias_rate)
+                block.update_bias(load, self.config.balance_rate)
 
     @torch.no_grad()
     def _updates(self, before: list[Tensor]) -> dict[str, Tensor]:
