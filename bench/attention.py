@@ -38,6 +38,24 @@ def milliseconds(way: Way, joined: Tensor, grad: Tensor) -> float:
     return start.elapsed_time(end) / STEPS
 
 
+def compare(tokens: int, head_dim: int) -> tuple[float, float]:
+    """Median milliseconds of the plain way, compiled, and of the kernel."""
+    cos, sin = (part.bfloat16().cuda() for part in rotary_table(torch.arange(tokens), head_dim))
+    joined = torch.randn(TOKENS // tokens, tokens, 4 * WIDTH, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    grad = torch.randn(TOKENS // tokens, tokens, WIDTH, device="cuda", dtype=torch.bfloat16)
+    module = Attention(WIDTH, head_dim)
+    mix = torch.compile(module.mix, dynamic=False)
+    ways: tuple[Way, Way] = (
+        lambda joined: mix(joined, (cos, sin), None),
+        lambda joined: gated_attention(joined, cos, sin, module.scale, causal=True),
+    )
+    for way in ways:
+        milliseconds(way, joined, grad)
+    times = [[milliseconds(way, joined, grad) for way in ways] for _ in range(REPEATS)]
+    plain, kernel = (statistics.median(column) for column in zip(*times, strict=True))
+    return plain, kernel
+
+
 def main() -> int:
     if not torch.cuda.is_available():
         print("needs an NVIDIA GPU: this torch sees none", file=sys.stderr)
@@ -45,29 +63,8 @@ def main() -> int:
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {TOKENS:,} tokens, width {WIDTH}, bfloat16")
     print("tokens  head_dim  plain ms  one kernel ms  ratio")
     for tokens, head_dim in SHAPES:
-        cos, sin = (part.bfloat16().cuda() for part in rotary_table(torch.arange(tokens), head_dim))
-        joined = torch.randn(TOKENS // tokens, tokens, 4 * WIDTH, device="cuda", dtype=torch.bfloat16)
-        grad = torch.randn(TOKENS // tokens, tokens, WIDTH, device="cuda", dtype=torch.bfloat16)
-        module = Attention(WIDTH, head_dim).cuda().bfloat16()
-        compiled = torch.compile(module.mix, dynamic=False)
-        joined.requires_grad_()
-
-        def plain(
-            joined: Tensor, mix: Callable[..., Tensor] = compiled, table: tuple[Tensor, ...] = (cos, sin)
-        ) -> Tensor:
-            return mix(joined, table, None)
-
-        def one_kernel(
-            joined: Tensor, table: tuple[Tensor, ...] = (cos, sin), scale: float = module.scale
-        ) -> Tensor | None:
-            return gated_attention(joined, *table, scale, True)
-
-        ways: tuple[Way, Way] = (plain, one_kernel)
-        for way in ways:
-            milliseconds(way, joined, grad)
-        times = [[milliseconds(way, joined, grad) for way in ways] for _ in range(REPEATS)]
-        one, other = (statistics.median(column) for column in zip(*times, strict=True))
-        print(f"{tokens:6d}  {head_dim:8d}  {one:8.3f}  {other:13.3f}  {one / other:5.2f}", flush=True)
+        plain, kernel = compare(tokens, head_dim)
+        print(f"{tokens:6d}  {head_dim:8d}  {plain:8.3f}  {kernel:13.3f}  {plain / kernel:5.2f}", flush=True)
     return 0
 
 
