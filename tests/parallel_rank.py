@@ -19,9 +19,9 @@ from complete_mue.train.trainer import Trainer
 CPU = torch.device("cpu")
 TEXT = (
     "shape.width=16", "shape.depth=2", "shape.head_dim=8", "betas=hold", "budget.steps=20", "task.sequence=16",
-    "budget.batch_tokens=128", "reference.hyper.lr=1e-3",  # calm: rounding stays rounding
+    "budget.batch_tokens=128", "bias_rate=0.003", "reference.hyper.lr=1e-3",  # calm: rounding stays rounding
 )  # fmt: skip
-PICTURES = (*TEXT[:5], TEXT[-1], "task.size=16", "task.patch=4", "budget.batch_tokens=128")
+PICTURES = (*TEXT[:5], *TEXT[-2:], "task.size=16", "task.patch=4", "budget.batch_tokens=128")
 BALANCED = ("router.balance_loss=0.05", "router.z_loss=0.01", "router.selection_bias=true", "bias_rate=0.01")
 RUNS = {
     "dense": ("lm_tiny", *TEXT),
