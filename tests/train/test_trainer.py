@@ -102,7 +102,7 @@ def test_balancing_sees_the_load_of_the_whole_step() -> None:
     ],
 )
 def test_short_runs_balance_faster(change: str, rate: float) -> None:
-    config = override(recipe("lm_proxy:8e2a"), *dict.fromkeys(("budget.steps=2000", change)))
+    config = override(recipe("lm_proxy:8e2a"), "budget.steps=2000", change)
     assert config.balance_rate == pytest.approx(rate)
 
 
