@@ -36,8 +36,10 @@ AXES = {
 }  # fmt: skip
 COMPARED = ("activated", "ffn_width", "width")  # also by the other rule sets
 LR = ("--hyper", "lr")
-# Their optima may lie far from the transferred value: a wider scan, and fewer seeds for it.
-OTHERS = ("--rules", "sp", "--rules", "mup", "--rules", "mup_moe", "--span", "3", "--seeds", "2")
+TWO = ("--seeds", "2")  # where runs are dear or many; else the scale's three
+DEAR = ("depth", "width")
+# Their optima may lie far from the transferred value: a wider scan.
+OTHERS = ("--rules", "sp", "--rules", "mup", "--rules", "mup_moe", "--span", "3", *TWO)
 
 
 @dataclass(frozen=True)
@@ -63,15 +65,19 @@ class Evidence:
 
     def tuning(self) -> list[str]:
         """The command that tunes the dense reference."""
-        return ["tune", self.task, "--scale", self.scale, *self._settings(), "--out", str(self.reference.parent)]
+        options = (*self._settings(), *(TWO if self.task == "dit" else ()))
+        return ["tune", self.task, "--scale", self.scale, *options, "--out", str(self.reference.parent)]
 
     def sweeps(self) -> list[tuple[str, tuple[str, ...]]]:
         """Every sweep's figure and its own options, most important first."""
-        found: list[tuple[str, tuple[str, ...]]] = [(axis, LR if axis == "activated" else ()) for axis in self.figures]
+        found: list[tuple[str, tuple[str, ...]]] = [
+            (axis, (*(LR if axis == "activated" else ()), *(TWO if axis in DEAR or self.task == "dit" else ())))
+            for axis in self.figures
+        ]
         if self.task == "lm":
             found += [(axis, (*LR, *OTHERS)) for axis in COMPARED if axis in self.figures]
             if "activated" in self.figures:
-                found.append(("activated", ("--hyper", "weight_decay", "--hyper", "init_std")))
+                found.append(("activated", ("--hyper", "weight_decay", "--hyper", "init_std", *TWO)))
         return found
 
     def command(self, figure: str, options: tuple[str, ...]) -> list[str]:

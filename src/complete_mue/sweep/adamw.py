@@ -28,8 +28,8 @@ class ReplicaSettings:
 class ReplicaAdamW:
     """AdamW and clipping, replica by replica; replicas marked as dead stay where they are.
 
-    The parameters' and gradients' storage is moved into this optimizer's buffers. ``compiled`` makes one kernel of a
-    step's operations.
+    The parameters' and gradients' storage is moved into this optimizer's buffers. ``compiled`` makes two kernels
+    of a step's operations, one over rows and one over elements.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class ReplicaAdamW:
         self.weights = self._buffer(list(parameters.values()), row)
         self.grads, self.first, self.second = (torch.zeros_like(self.weights) for _ in range(3))
         self._views(list(parameters.values()))
+        self._spread = torch.compile(_spread, dynamic=True) if compiled else _spread
         self._advance = torch.compile(_advance, dynamic=True) if compiled else _advance
 
     @staticmethod
@@ -92,31 +93,32 @@ class ReplicaAdamW:
         self.steps += 1
         beta1, beta2 = self.betas
         correction1, correction2 = 1 - beta1**self.steps, (1 - beta2**self.steps).sqrt()
-        per_replica = torch.stack([beta1, beta2, correction1, correction2, scale])[:, self.replica].unsqueeze(-1)
-        self._advance(
-            self.weights, self.grads, self.first, self.second, self.lr * factor, self.weight_decay, self.eps,
-            per_replica, alive[self.replica].unsqueeze(-1),
-        )  # fmt: skip
+        per_replica = torch.stack([beta1, beta2, correction1, correction2, scale, alive.to(scale.dtype)])
+        settings = self._spread(
+            per_replica, self.replica, self.lr * factor, self.weight_decay, self.eps, self.weights.dtype
+        )
+        self._advance(self.weights, self.grads, self.first, self.second, settings)
         self.grads.zero_()
         return norms
 
 
-def _advance(
-    weights: Tensor,
-    grads: Tensor,
-    first: Tensor,
-    second: Tensor,
-    lr: Tensor,
-    weight_decay: Tensor,
-    eps: Tensor,
-    per_replica: Tensor,
-    alive: Tensor,
-) -> None:
-    """One AdamW step of all rows [rows, row], in place; settings are [rows, 1] in float64."""
-    beta1, beta2, correction1, correction2, scale = per_replica
-    grad = torch.where(alive, grads * scale.to(grads.dtype), 0)
-    weights.mul_(torch.where(alive, 1 - lr * weight_decay, 1.0).to(weights.dtype))
-    first.lerp_(grad, (1 - beta1).to(first.dtype))
-    second.mul_(beta2.to(second.dtype)).addcmul_((1 - beta2).to(second.dtype) * grad, grad)
-    denominator = (second.sqrt() / correction2.to(second.dtype)).add_(eps.to(second.dtype))
-    weights.sub_(torch.where(alive, lr / correction1, 0.0).to(weights.dtype) * (first / denominator))
+def _spread(
+    per_replica: Tensor, replica: Tensor, lr: Tensor, weight_decay: Tensor, eps: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """What a step needs of every row, [settings, rows, 1] in the weights' type: worked out in float64 once per row, not
+    once per element."""
+    beta1, beta2, correction1, correction2, scale, alive = per_replica[:, replica].unsqueeze(-1)
+    kept = torch.where(alive > 0, 1 - lr * weight_decay, 1.0)
+    taken = torch.where(alive > 0, lr / correction1, 0.0)
+    return torch.stack([kept, taken, 1 - beta1, beta2, 1 - beta2, correction2, eps, scale, alive]).to(dtype)
+
+
+def _advance(weights: Tensor, grads: Tensor, first: Tensor, second: Tensor, settings: Tensor) -> None:
+    """One AdamW step of all rows [rows, row], in place."""
+    kept, taken, new1, beta2, new2, correction2, eps, scale, alive = settings
+    grad = torch.where(alive > 0, grads * scale, 0)
+    weights.mul_(kept)
+    first.lerp_(grad, new1)
+    second.mul_(beta2).addcmul_(new2 * grad, grad)
+    denominator = (second.sqrt() / correction2).add_(eps)
+    weights.sub_(taken * (first / denominator))

@@ -34,7 +34,7 @@ _BASE: dict[tuple[str, str], tuple[str, ...]] = {
     ("lm", "small"): ("lm_proxy", *_SMALL, "task.sequence=64"),
     ("lm", "paper"): ("lm_proxy",),
     ("dit", "tiny"): ("dit_tiny", *_TINY, "budget.batch_tokens=1024"),
-    ("dit", "small"): ("dit_proxy", *_SMALL, "task.patch=2"),
+    ("dit", "small"): ("dit_proxy", *_SMALL, "task.patch=4", "budget.batch_tokens=8192"),  # and as many of captions
     ("dit", "paper"): ("dit_proxy",),
 }
 _SPAN = {"tiny": 2, "small": 2, "paper": 4}  # octaves on either side of the tuned value
