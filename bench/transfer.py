@@ -30,14 +30,14 @@ from pathlib import Path
 AXES = {
     "lm": (
         "activated", "ffn_width", "capacity", "granularity", "shared", "grouped", "batch_tokens", "batch_steps",
-        "depth", "width", "scaling",
+        "depth", "width", "scaling", "large_batch",
     ),
     "dit": ("activated", "capacity", "width"),
 }  # fmt: skip
 COMPARED = ("activated", "ffn_width", "width")  # also by the other rule sets
 LR = ("--hyper", "lr")
 TWO = ("--seeds", "2")  # where runs are dear or many; else the scale's three
-DEAR = ("depth", "width")
+DEAR = ("width", "large_batch")
 # Their optima may lie far from the transferred value: a wider scan.
 OTHERS = ("--rules", "sp", "--rules", "mup", "--rules", "mup_moe", "--span", "3", *TWO)
 

@@ -112,6 +112,18 @@ def test_the_worst_is_by_size_in_either_direction(sweep_folder: Write) -> None:
     assert worst_drift([]) is None
 
 
+def test_the_worst_is_one_that_is_finished(sweep_folder: Write) -> None:
+    folder = sweep_folder(
+        drifts={"8e2a": 0.2, "16e4a": -1.2}, missing=lambda target, rules, value: target == "16e4a" and value > 1e-3
+    )
+    curves = summarize(folder).scans[0].curves
+    alone = next(curve for curve in curves if curve.target == "16e4a")
+    assert (alone.status, alone.drift) == ("unfinished", None)  # a single value is left
+    drifted = worst_drift(curves)
+    assert drifted is not None
+    assert drifted.target == "8e2a"
+
+
 def test_words_of_ones_own_stay_and_the_rest_is_replaced(runs: Path, tmp_path: Path) -> None:
     page = tmp_path / "docs" / "transfer.md"
     write_page(runs, "--page", page)

@@ -199,6 +199,7 @@ def test_an_unfinished_sweep_says_what_is_missing(sweep_folder: Write) -> None:
     assert summary.progress.missing == 9
     assert "9 of 84 runs are missing" in words(summary)
     assert curve_of(summary, "64e16a").status == "unfinished"
+    assert "layouts, 1 unfinished" in words(summary)
     empty = summarize(sweep_folder("b", missing=lambda *_: True))
     assert empty.progress.missing == empty.progress.runs == 84
     assert curve_of(empty, "8e2a").says == "no result yet"

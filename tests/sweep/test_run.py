@@ -64,6 +64,20 @@ def test_points_that_another_sweep_has_finished_are_copied(tmp_path: Path) -> No
         go(sweep_of(4e-3), tmp_path / "three", Here(), known=[tmp_path / "none"])
 
 
+def test_points_that_another_sweep_finishes_meanwhile_are_copied_too(tmp_path: Path) -> None:
+    go(sweep_of(4e-3), tmp_path / "whole", Here())
+    whole, growing = Ledger(tmp_path / "whole"), Ledger(tmp_path / "growing")
+
+    def finish_elsewhere(status: object) -> None:  # after the first group: all of it
+        for point in whole.done() - growing.done():
+            growing.write(point, {**whole.read(point), "copied": True})
+
+    status = go(sweep_of(4e-3), tmp_path / "two", Here(), known=[tmp_path / "growing"], show=finish_elsewhere)
+    found = [record.get("copied", False) for record in Ledger(tmp_path / "two").records()]
+    assert sorted(found) == [False, True]  # one group was under way, the other was taken over
+    assert (status.done, status.total) == (2, 2)  # type: ignore[attr-defined]
+
+
 def test_one_bad_point_fails_alone_and_can_be_retried(tmp_path: Path) -> None:
     bad = base("task.source=missing-folder")
     sweep = Sweep(

@@ -51,7 +51,7 @@ def sweep_command(
         typer.Argument(
             metavar="FIGURE|FILE.toml",
             help="activated, capacity, granularity, shared, grouped, depth, width, ffn_width, batch_steps, "
-            "batch_tokens, scaling; or a file with a grid of your own (docs/sweep.md).",
+            "batch_tokens, large_batch, scaling; or a file with a grid of your own (docs/sweep.md).",
         ),
     ],
     task: Task = "lm",

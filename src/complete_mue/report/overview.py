@@ -160,10 +160,12 @@ def _other_rules(main: Sequence[Tally], others: Sequence[Tally]) -> list[Line]:
 
 
 def worst_drift(curves: Iterable[Curve]) -> Curve | None:
-    """The curve whose optimum moved farthest, in either direction."""
-    return max((c for c in curves if c.drift is not None), key=lambda c: abs(c.drift or 0.0), default=None)
+    """The finished curve whose optimum moved farthest, in either direction."""
+    known = (c for c in curves if c.drift is not None and c.status != "unfinished")
+    return max(known, key=lambda c: abs(c.drift or 0.0), default=None)
 
 
 def worst_regret(curves: Iterable[Curve]) -> Curve | None:
-    """The curve that pays most for the transferred value."""
-    return max((c for c in curves if c.regret is not None), key=lambda c: c.regret or 0.0, default=None)
+    """The finished curve that pays most for the transferred value."""
+    known = (c for c in curves if c.regret is not None and c.status != "unfinished")
+    return max(known, key=lambda c: c.regret or 0.0, default=None)

@@ -211,7 +211,8 @@ def _judged(curve: Curve, reference: Curve | None, unit: str) -> Curve:
         return dataclasses.replace(curve, status="reference", says="the curve that was tuned")
     ours, theirs = curve.optimum, reference.optimum if reference else None
     drift = error = None
-    if ours is not None and theirs is not None and theirs.open is None:
+    # A single value ("both" edges are open) says nothing about where the optimum is.
+    if ours is not None and ours.open != "both" and theirs is not None and theirs.open is None:
         drift = ours.log2 - theirs.log2
         if curve.optimum_error is not None and reference is not None and reference.optimum_error is not None:
             error = math.hypot(curve.optimum_error, reference.optimum_error)

@@ -172,10 +172,14 @@ def _reference_lines(hyper: str, tuned: float, reference: str, own: Curve | None
 
 
 def served_of(group: Sequence[Curve]) -> str:
-    """``3 of 4 layouts, 1 of them flat``."""
+    """``3 of 4 layouts, 1 of them flat, 1 unfinished``."""
     noun = "layout" if len(group) == 1 else "layouts"
-    served, flat = (sum(found) for found in ((c.served for c in group), (c.status == "flat" for c in group)))
+    served, flat, unfinished = (
+        sum(map(counts, group))
+        for counts in (lambda c: c.served, lambda c: c.status == "flat", lambda c: c.status == "unfinished")
+    )
     more = f", {flat} of them flat" if flat and len(group) > 1 else ""
+    more += f", {unfinished} unfinished" if unfinished else ""
     if served == len(group):
         return f"all {served} {noun}{more}" if served > 1 else "its one layout"
     return f"{served or 'none'} of {len(group)} {noun}{more}"

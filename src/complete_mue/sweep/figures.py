@@ -177,6 +177,16 @@ def _batch(base: RunConfig, tiny: bool, fixed_tokens: bool) -> list[Target]:
     return targets
 
 
+def _large_batch(base: RunConfig, tiny: bool) -> list[Target]:
+    """Layouts whose experts see few tokens, with four times as many: is it the noise of their gradients that moves an
+    optimum?"""
+    width, budget = base.shape.width, Budget(4 * base.budget.batch_tokens, base.budget.steps)
+    large = dataclasses.replace(base, budget=budget)
+    layouts = {"16e2a": width // 8} if tiny else {"64e2a": width // 8, "32e4a": width // 4}
+    moes = [with_layout(large, f"{name}, batch x4", f"{name}@{h}", 4.0) for name, h in layouts.items()]
+    return [Target("dense, batch x4", 4.0, large), *moes]
+
+
 def _hybrid(base: RunConfig, tiny: bool) -> list[Target]:
     """Groups and a shared expert at once, as in the large recipes."""
     experts, layout = (16, "16e4a2g1s") if tiny else (128, "128e8a4g1s")
@@ -206,5 +216,6 @@ FIGURES: dict[str, Figure] = {
     "batch_tokens": Figure(
         "Batch at fixed tokens", "batch ratio", lambda base, tiny: _batch(base, tiny, fixed_tokens=True)
     ),
+    "large_batch": Figure("Four times the batch, as many steps", "batch ratio", _large_batch),
     "scaling": Figure("The dense optimum, fixed, at every size", "parameters", _scaling, fixed=True),
 }

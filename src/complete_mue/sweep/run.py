@@ -86,15 +86,14 @@ def run(
 ) -> Status:
     """Train all points of ``sweep`` that ``folder`` has no record of; ``replicas`` says how many go in one program.
 
-    ``known`` are folders of other sweeps: points that they have finished are taken from there.
+    ``known`` are folders of other sweeps: points that they have finished, or finish meanwhile, are taken from there.
     """
-    enter(sweep, folder, command, request or {})
-    ledger, points = Ledger(folder), [point.id for point in sweep.points()]
     for other in known:
         if not (other / "ledger").is_dir():
             raise RunError(f"{other}: no sweep's folder, there is no ledger in it; give one that `mue sweep` wrote")
-        ledger.take_over(points, Ledger(other))
-    runner = _Runner(sweep, ledger, executor, replicas, retry_failed, show)
+    enter(sweep, folder, command, request or {})
+    others = [Ledger(other) for other in known]
+    runner = _Runner(sweep, Ledger(folder), others, executor, replicas, retry_failed, show)
     try:
         return runner.run()
     finally:
@@ -123,11 +122,13 @@ def enter(sweep: Sweep, folder: Path, command: str, request: dict[str, Any]) -> 
 
 class _Runner:
     def __init__(
-        self, sweep: Sweep, ledger: Ledger, executor: Executor, replicas: Callable[[SweepPoint], int],
-        retry_failed: bool, show: Show,
+        self, sweep: Sweep, ledger: Ledger, known: list[Ledger], executor: Executor,
+        replicas: Callable[[SweepPoint], int], retry_failed: bool, show: Show,
     ) -> None:  # fmt: skip
-        self.ledger, self.executor, self.retry_failed, self.show = ledger, executor, retry_failed, show
+        self.ledger, self.known, self.executor = ledger, known, executor
+        self.retry_failed, self.show = retry_failed, show
         self.points = {point.id: point for point in sweep.points()}
+        self._take_over(list(self.points))
         missing = set(ledger.open_points(self.points, retry_failed=retry_failed))
         groups = [
             Group(chunk)
@@ -172,6 +173,7 @@ class _Runner:
             group = self.waiting.popleft()
             held = ExitStack()
             ids = [point.id for point in group.points]
+            self._take_over(ids)
             mine = held.enter_context(self.ledger.claim(ids, retry_failed=self.retry_failed))
             others = [point for point in group.points if point.id not in mine]
             entered = self.ledger.done()
@@ -187,6 +189,10 @@ class _Runner:
             self.jobs += 1
             self.running[self.jobs] = started
             self.executor.start(Job(self.jobs, tuple(point.config for point in points)))
+
+    def _take_over(self, ids: list[str]) -> None:
+        for other in self.known:
+            self.ledger.take_over(ids, other)
 
     def _take(self, event: Any) -> None:
         group = self.running.get(event.number)
