@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from complete_mue.errors import FileError
 from complete_mue.report.curves import Curve
 from complete_mue.report.overview import overview_lines, tallies
+from complete_mue.report.pictures import pictures
 from complete_mue.report.summary import Summary, summarize
 from complete_mue.report.tables import plain, tables
 
@@ -259,6 +261,27 @@ def test_scaling_has_no_optimum(sweep_folder: Write) -> None:
     assert good.kind == "good"
     assert "falls from 1.899 to 1.799 nats between 12.3k and 49.4k active parameters" in good.text
     assert bad.kind != "good"
+
+
+def test_scaling_is_drawn_along_the_axes_that_its_targets_lie_on(sweep_folder: Write) -> None:
+    folder = sweep_folder(grid=(0.008,), drifts={"8e2a": 0.0, "16e4a": 0.0}, other_drifts={"sp": {"16e4a": 3.0}})
+    (picture,) = (p for p in pictures(summarize(folder)) if p.key == "scaling")
+    assert [(panel.title, panel.x.label) for panel in picture.panels] == [("", "active parameters")]
+    sweep = json.loads((folder / "sweep.json").read_text())
+    sweep["targets"][1]["places"] = [{"title": "A", "label": "active", "x": 2}]
+    sweep["targets"][2]["places"] = [
+        {"title": "A", "label": "active", "x": 4},
+        {"title": "B", "label": "experts", "x": 16},
+    ]
+    (folder / "sweep.json").write_text(json.dumps(sweep))
+    (picture,) = (p for p in pictures(summarize(folder)) if p.key == "scaling")
+    drawn = {panel.title: {line.name: [dot.x for dot in line.dots] for line in panel.lines} for panel in picture.panels}
+    assert drawn == {"A": {"complete_mue": [2, 4], "sp": [2, 4]}, "B": {"complete_mue": [16], "sp": [16]}}
+    assert picture.level == pytest.approx(1.9, abs=0.01)  # dense itself
+    sweep["targets"][1]["places"] = [{"title": "A", "x": 2}]
+    (folder / "sweep.json").write_text(json.dumps(sweep))
+    with pytest.raises(FileError, match="label"):
+        summarize(folder)
 
 
 def test_only_a_rise_against_nothing_larger_counts(sweep_folder: Write) -> None:

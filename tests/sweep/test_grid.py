@@ -88,6 +88,19 @@ def test_every_figure_at_every_scale_is_a_sweep_that_the_report_reads(tmp_path: 
         assert len(read.points) >= len(sweep.points())
 
 
+def test_a_layout_has_a_place_on_every_axis_of_scaling_that_it_is_on() -> None:
+    sweep = figure("scaling", base_config("lm", "small"), "small")
+    places = {target.name: {(p.title, p.label, p.x) for p in target.places} for target in sweep.targets}
+    assert places["64e8a"] == {
+        ("Activated experts", "activated experts", 8.0),
+        ("Capacity", "experts", 64.0),
+        ("Granularity", "activated experts", 8.0),
+        ("Depth, on an MoE", "layers", 4.0),
+    }
+    assert places["32e8a"] == {("Capacity", "experts", 32.0)}
+    assert places["dense"] == places["128e8a4g1s"] == set()
+
+
 def test_a_tuned_reference_brings_its_shape_and_values() -> None:
     given = base_config("lm", "tiny").reference
     tuned = dataclasses.replace(given, hyper=dataclasses.replace(given.hyper, lr=3e-3))

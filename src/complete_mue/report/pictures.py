@@ -157,33 +157,56 @@ def style_of(summary: Summary, target: str) -> int:
 
 
 def _scaling_picture(summary: Summary) -> Picture | None:
+    """Loss along each of the figure's axes; where its targets lie on none, against their size."""
     runs = [run for run in summary.runs if run.loss is not None and not run.diverged]
     if not runs:
         return None
-    lines = []
-    for number, rules in enumerate(dict.fromkeys(run.rules for run in summary.runs)):
-        chosen = [run for run in runs if run.rules == rules or run.target == summary.reference]
-        dots = [
-            Dot(
-                getattr(summary.target(run.target), summary.size),
-                run.loss or 0.0,
-                f"{rules}, {run.target}: {short_count(getattr(summary.target(run.target), summary.size))} "
-                f"{summary.size} parameters, loss {run.loss:.4f}" + (f" ± {run.spread:.4f}" if run.spread else ""),
-                run.spread,
-            )
-            for run in chosen
-        ]
-        lines.append(Drawn(rules, number + 1, tuple(sorted(dots, key=lambda dot: dot.x)), joined=False))
-    sizes = [dot.x for line in lines for dot in line.dots]
-    x = _log_axis(f"{summary.size} parameters", sizes, short_count)
+    places = [place for target in summary.targets for place in target.places]
+    caption = f"Every layout trained with the values tuned on {summary.reference}; "
+    own = next((run.loss for run in runs if run.target == summary.reference), None)
+    if places:
+        panels = tuple(_axis_panel(summary, runs, title) for title in dict.fromkeys(place.title for place in places))
+        caption += f"the dashed line is {summary.reference} itself; "
+    else:
+        panels, own = (_size_panel(summary, runs),), None
+    losses = [dot.y for panel in panels for line in panel.lines for dot in line.dots]
     return Picture(
         key="scaling",
         title="Loss against size, hyperparameters fixed",
-        caption=f"Every layout trained with the values tuned on {summary.reference}; bars are the standard deviation "
-        "over seeds.",
-        y=_linear_axis(with_unit("final loss", summary.unit), [dot.y for line in lines for dot in line.dots]),
-        panels=(Panel("", x, tuple(lines)),),
+        caption=f"{caption}bars are the standard deviation over seeds.",
+        y=_linear_axis(with_unit("final loss", summary.unit), losses + ([own] if own is not None else [])),
+        panels=panels,
+        level=own,
     )
+
+
+def _axis_panel(summary: Summary, runs: Sequence[TransferredRun], title: str) -> Panel:
+    """Loss against the place along the axis of this title, a line per rule set."""
+    at = {target.name: place for target in summary.targets for place in target.places if place.title == title}
+    lines = []
+    for number, rules in enumerate(dict.fromkeys(run.rules for run in summary.runs)):
+        chosen = [run for run in runs if run.rules == rules and run.target in at]
+        dots = sorted((_sized_dot(summary, run, rules, at[run.target].x) for run in chosen), key=lambda dot: dot.x)
+        lines += [Drawn(rules, number + 1, tuple(dots))] if dots else []
+    x = _log_axis(next(iter(at.values())).label, [place.x for place in at.values()], short_count)
+    return Panel(title, x, tuple(lines))
+
+
+def _size_panel(summary: Summary, runs: Sequence[TransferredRun]) -> Panel:
+    """Loss against the number of parameters, a colour per rule set."""
+    lines = []
+    for number, rules in enumerate(dict.fromkeys(run.rules for run in summary.runs)):
+        chosen = [run for run in runs if run.rules == rules or run.target == summary.reference]
+        dots = [_sized_dot(summary, run, rules, getattr(summary.target(run.target), summary.size)) for run in chosen]
+        lines.append(Drawn(rules, number + 1, tuple(sorted(dots, key=lambda dot: dot.x)), joined=False))
+    sizes = [dot.x for line in lines for dot in line.dots]
+    return Panel("", _log_axis(f"{summary.size} parameters", sizes, short_count), tuple(lines))
+
+
+def _sized_dot(summary: Summary, run: TransferredRun, rules: str, x: float) -> Dot:
+    size = short_count(getattr(summary.target(run.target), summary.size))
+    text = f"{rules}, {run.target}: {size} {summary.size} parameters, loss {run.loss:.4f}"
+    return Dot(x, run.loss or 0.0, text + (f" ± {run.spread:.4f}" if run.spread else ""), run.spread)
 
 
 def _speedup_picture(summary: Summary) -> Picture | None:

@@ -19,8 +19,17 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}")
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where a target stands along one of the axes of a figure that has several."""
+
+    title: str
+    label: str
+    x: float
+
+
+@dataclass(frozen=True)
 class Target:
-    """One model of the sweep: its place along the figure's axis, its size and its schedule."""
+    """One model of the sweep: its place along the figure's axis, or axes, its size and its schedule."""
 
     name: str
     x: float | None
@@ -31,6 +40,7 @@ class Target:
     batch_tokens: int
     steps: int
     stable: tuple[int, int]  # first and one past the last step at full lr
+    places: tuple[Place, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -178,4 +188,8 @@ def _target(entry: Sheet) -> Target:
         depth=int(entry.number("depth")),
         batch_tokens=int(entry.number("batch_tokens")),
         steps=int(entry.number("steps")),
+        places=tuple(
+            Place(place.text("title"), place.text("label"), place.number("x"))
+            for place in (entry.sheets("places") if "places" in entry.data else ())
+        ),
     )

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from complete_mue.errors import RunError, nearest
 from complete_mue.layout import Budget, FeedForward, Reference
 from complete_mue.recipes import recipe
+from complete_mue.report.records import Place
 from complete_mue.sweep.grid import OWN_RULES, Scan, Sweep, Target, check_hyper
 from complete_mue.train.config import RunConfig, override
 
@@ -194,11 +195,15 @@ def _hybrid(base: RunConfig, tiny: bool) -> list[Target]:
 
 
 def _scaling(base: RunConfig, tiny: bool) -> list[Target]:
+    """Four axes together, a layout that several share once; and a hybrid, which is on none."""
     found: dict[str, Target] = {}
-    for axis in (_activated, _capacity, _granularity, _depth, _hybrid):
-        for target in axis(base, tiny):
-            found.setdefault(target.config.fingerprint, target)
-    return list(found.values())
+    for axis in ("activated", "capacity", "granularity", "depth"):
+        figure = FIGURES[axis]
+        for target in figure.targets(base, tiny):
+            known = found.get(target.config.fingerprint, target)
+            place = Place(figure.title.split(":")[0], figure.axis, float(target.x or 0))
+            found[target.config.fingerprint] = dataclasses.replace(known, places=(*known.places, place))
+    return [*found.values(), *_hybrid(base, tiny)]
 
 
 FIGURES: dict[str, Figure] = {

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from complete_mue.errors import RunError, nearest
+from complete_mue.report.records import Place
 from complete_mue.train.config import RunConfig, TextTask
 
 FORMAT = 1
@@ -22,11 +23,12 @@ OWN_RULES = "complete_mue"
 
 @dataclass(frozen=True)
 class Target:
-    """What the reference is transferred to: a complete config, and its place along the figure's axis."""
+    """What the reference is transferred to: a complete config, and its place along the figure's axis, or axes."""
 
     name: str
     x: float | None
     config: RunConfig
+    places: tuple[Place, ...] = ()
 
 
 def check_hyper(name: str) -> None:
@@ -139,8 +141,10 @@ class Sweep:
 
 def _described(target: Target) -> dict[str, Any]:
     shape, budget, stable = target.config.shape, target.config.budget, target.config.schedule.stable
+    places = {"places": [dataclasses.asdict(place) for place in target.places]} if target.places else {}
     return {
-        "name": target.name, "x": target.x, "active": shape.parameters.active, "total": shape.parameters.total,
+        "name": target.name, "x": target.x, **places,
+        "active": shape.parameters.active, "total": shape.parameters.total,
         "width": shape.width, "depth": shape.depth, "batch_tokens": budget.batch_tokens, "steps": budget.steps,
         "stable": [stable.start, stable.stop],
     }  # fmt: skip
