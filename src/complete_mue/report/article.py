@@ -243,21 +243,25 @@ def _speedup_words(summary: Summary) -> list[str]:
 
 
 def _first_steps_words(summary: Summary) -> list[str]:
-    """How far apart the layouts begin: mean distance from the reference over the first steps."""
+    """How far apart the layouts begin, from each other and from the reference: means over the first steps."""
     reference = next((run for run in summary.runs if run.target == summary.reference and run.first), None)
     if reference is None:
         return []
     lines = []
     for rules in dict.fromkeys(run.rules for run in summary.runs):
-        far = []
-        for run in summary.runs:
-            gaps = [abs(a - b) for a, b in zip(run.first, reference.first, strict=False) if math.isfinite(a - b)]
-            if run.rules == rules and run is not reference and gaps:
-                far.append((statistics.fmean(gaps), run.target))
-        if far:
-            gap, target = max(far)
-            text = f"{rules}: over the first {len(reference.first)} steps the loss of every layout is within {gap:.3f} "
-            lines.append(f"- {_escaped(text)}{summary.unit} of {summary.reference} on average ({target} is farthest).")
+        starts = [run.first for run in summary.runs if run.rules == rules and run is not reference and run.first]
+        steps = [step for step in zip(reference.first, *starts, strict=False) if all(map(math.isfinite, step))]
+        if not starts or not steps:
+            continue
+        apart = statistics.fmean(max(layouts) - min(layouts) for _, *layouts in steps)
+        below = statistics.fmean(own - statistics.fmean(layouts) for own, *layouts in steps)
+        text = f"{rules}: over the first {len(steps)} steps "
+        if len(starts) > 1:
+            text += f"the {len(starts)} layouts lie within {apart:.3f} {summary.unit} of each other on average, "
+        else:
+            text += "the one layout lies "
+        text += f"{abs(below):.3f} {'below' if below > 0 else 'above'} {summary.reference}."
+        lines.append(f"- {_escaped(text)}")
     return [*lines, ""]
 
 
