@@ -5,6 +5,7 @@
     python bench/transfer.py DATA --only activated,width   # some figures
     python bench/transfer.py stdlib --scale tiny           # a look at it all on a CPU, in hours
     python bench/transfer.py DATA --list                   # the commands alone
+    python bench/transfer.py DATA --known docs/results/transfer   # go on from records that were packed
 
 First the dense reference is tuned (RUNS/TASK-tune/reference.toml). Then every figure is swept over the learning rate by
 our rules; then, into the same folders, by the other rule sets and over weight decay and init std. What a figure has
@@ -24,6 +25,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +54,7 @@ class Evidence:
     scale: str
     changes: tuple[str, ...]
     only: tuple[str, ...]
+    known: tuple[Path, ...] = ()
 
     @property
     def reference(self) -> Path:
@@ -66,7 +69,9 @@ class Evidence:
     def tuning(self) -> list[str]:
         """The command that tunes the dense reference."""
         options = (*self._settings(), *(TWO if self.task == "dit" else ()))
-        return ["tune", self.task, "--scale", self.scale, *options, "--out", str(self.reference.parent)]
+        return [
+            "tune", self.task, "--scale", self.scale, *options, *_taken(self.known), "--out", str(self.reference.parent)
+        ]  # fmt: skip
 
     def sweeps(self) -> list[tuple[str, tuple[str, ...]]]:
         """Every sweep's figure and its own options, most important first."""
@@ -83,15 +88,18 @@ class Evidence:
     def command(self, figure: str, options: tuple[str, ...]) -> list[str]:
         """A sweep's command; points that other figures have finished by now are taken from there."""
         folders = {axis: self.runs / f"{self.task}-{axis}" for axis in AXES[self.task]}
-        known = [folder for axis, folder in folders.items() if axis != figure and (folder / "ledger").is_dir()]
+        others = [folder for axis, folder in folders.items() if axis != figure and (folder / "sweep.json").is_file()]
         return [
             "sweep", figure, "--task", self.task, "--scale", self.scale, "--reference", str(self.reference),
-            *self._settings(), *options, *(part for folder in known for part in ("--known", str(folder))),
-            "--out", str(folders[figure]),
+            *self._settings(), *options, *_taken((*self.known, *others)), "--out", str(folders[figure]),
         ]  # fmt: skip
 
     def _settings(self) -> list[str]:
         return [part for change in (f"task.source={self.source}", *self.changes) for part in ("--set", change)]
+
+
+def _taken(places: Sequence[Path]) -> list[str]:
+    return [part for place in places for part in ("--known", str(place))]
 
 
 def mue(command: list[str]) -> subprocess.Popen[bytes]:
@@ -128,6 +136,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="figures, divided by commas")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change the reference's config")
     parser.add_argument("--runs", type=Path, default=Path("runs/transfer"))
+    parser.add_argument("--known", type=Path, action="append", default=[], help="sweeps to take finished runs from")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--list", action="store_true")
     given = parser.parse_args()
@@ -135,7 +144,7 @@ def main() -> int:
     unknown = [name for name in only if name not in AXES[given.task]]
     if unknown:
         parser.error(f"--only {unknown[0]!r}: figures of {given.task} are {', '.join(AXES[given.task])}")
-    evidence = Evidence(given.task, given.source, given.runs, given.scale, tuple(given.set), only)
+    evidence = Evidence(given.task, given.source, given.runs, given.scale, tuple(given.set), only, tuple(given.known))
     if given.list:
         for command in (evidence.tuning(), *(evidence.command(*entry) for entry in evidence.sweeps())):
             print("mue", shlex.join(command))

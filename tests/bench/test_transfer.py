@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 import sys
@@ -55,3 +56,14 @@ def test_tune_then_sweeps_that_share_their_points(tmp_path: Path) -> None:
     wide = {point.value: dict(point.losses) for point in dense[0]}  # the other rule sets are scanned more widely
     assert all(dict(point.losses).items() <= wide[point.value].items() for point in dense[1])
     assert len(wide) > len(dense[1])
+    packed, again = str(tmp_path / "packed"), tmp_path / "again"
+    folders = [str(tmp_path / f"lm-{name}") for name in ("tune", "ffn_width", "batch_tokens")]
+    assert CliRunner().invoke(app, ["report", *folders, "--pack", packed]).exit_code == 0
+    options = ("--only", "ffn_width", "--runs", str(again), "--known", packed)
+    done = transfer("stdlib", "--scale", "tiny", *options, *changes)
+    assert done.returncode == 0, done.stderr
+    before = {path.read_bytes() for path in tmp_path.glob("lm-*/**/ledger/*.json")}
+    assert {path.read_bytes() for path in again.glob("lm-*/**/ledger/*.json")} <= before  # nothing was trained again
+    assert summarize(again / "lm-ffn_width").progress.missing == 0
+    assert (again / "lm-tune/reference.toml").read_text() == (tmp_path / "lm-tune/reference.toml").read_text()
+    assert "--known" not in json.loads((again / "lm-ffn_width" / "sweep.json").read_text())["command"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,12 +18,20 @@ import complete_mue as mue
 
 pytest.importorskip("torch")
 
+from complete_mue.report.pack import pack_sweeps
 from complete_mue.report.summary import summarize
-from complete_mue.sweep.executor import Executor, Here, Processes
+from complete_mue.sweep.executor import Executor, Here, Job, Processes
 from complete_mue.sweep.grid import Scan, Sweep, Target
 from complete_mue.sweep.ledger import Ledger
 from complete_mue.sweep.run import run
 from small_sweeps import TINY, base, losses, sweep_of
+
+
+class _Nowhere(Here):
+    """Takes no job."""
+
+    def start(self, job: Job) -> None:
+        raise AssertionError(f"{len(job.configs)} runs that were known are trained again")
 
 
 def go(sweep: Sweep, folder: Path, executor: Executor, **options: object) -> object:
@@ -60,13 +69,19 @@ def test_points_that_another_sweep_has_finished_are_copied(tmp_path: Path) -> No
     go(sweep_of(4e-3, 1.6e-2), tmp_path / "two", Here(), known=[tmp_path / "one"])
     assert "copied" in (tmp_path / "two" / "ledger" / record.name).read_text()
     assert before.items() < losses(tmp_path / "two").items()
-    with pytest.raises(mue.MueError, match="no sweep's folder"):
-        go(sweep_of(4e-3), tmp_path / "three", Here(), known=[tmp_path / "none"])
+    pack_sweeps([tmp_path / "two"], tmp_path / "packed")  # what is kept in git is enough to go on from
+    shutil.rmtree(tmp_path / "two")
+    go(sweep_of(4e-3, 1.6e-2), tmp_path / "three", _Nowhere(), known=[tmp_path / "packed"])
+    assert "copied" in (tmp_path / "three" / "ledger" / record.name).read_text()
+    assert before.items() < losses(tmp_path / "three").items()
+    with pytest.raises(mue.MueError, match="no such folder"):
+        go(sweep_of(4e-3), tmp_path / "four", Here(), known=[tmp_path / "none"])
 
 
 def test_points_that_another_sweep_finishes_meanwhile_are_copied_too(tmp_path: Path) -> None:
     go(sweep_of(4e-3), tmp_path / "whole", Here())
     whole, growing = Ledger(tmp_path / "whole"), Ledger(tmp_path / "growing")
+    shutil.copy(tmp_path / "whole" / "sweep.json", tmp_path / "growing")
 
     def finish_elsewhere(status: object) -> None:  # after the first group: all of it
         for point in whole.done() - growing.done():

@@ -42,6 +42,12 @@ Address = Annotated[str | None, typer.Option("--address", help="A Ray cluster. D
 Replicas = Annotated[
     int | None, typer.Option("--replicas", "-k", min=1, help="Runs in one program. Default: what fits and pays.")
 ]
+Known = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--known", metavar="PLACE", help="Sweeps, in folders or packed: points that they finished are copied; repeat."
+    ),
+]
 
 
 @app.command("sweep")
@@ -73,10 +79,7 @@ def sweep_command(
     workers: Workers = None,
     address: Address = None,
     replicas: Replicas = None,
-    known: Annotated[
-        list[Path] | None,
-        typer.Option("--known", metavar="DIR", help="Another sweep: points that it has finished are copied; repeat."),
-    ] = None,
+    known: Known = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run points that failed again.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run; train nothing.")] = False,
     out: Annotated[
@@ -147,6 +150,7 @@ def tune_command(
     workers: Workers = None,
     address: Address = None,
     replicas: Replicas = None,
+    known: Known = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder. Default: runs/TASK-tune-SCALE.")] = None,
 ) -> None:
     """Tune the dense reference and write reference.toml: optimum, basin and evidence of lr, weight decay and init std.
@@ -166,7 +170,7 @@ def tune_command(
     folder = out or Path("runs") / f"{task}-tune-{scale}"
 
     def run(sweep: Sweep, place: Path) -> None:
-        _run_whole(sweep, place, executor, workers, address, replicas)
+        _run_whole(sweep, place, executor, workers, address, replicas, known or ())
 
     _, found = tune(
         base, folder, run, scale=scale, hypers=tuple(hyper or (*HYPERS, "lr")), per_octave=per_octave,
@@ -233,14 +237,16 @@ def _run(
 
 
 def _run_whole(
-    sweep: Sweep, folder: Path, executor: str, workers: int | None, address: str | None, replicas: int | None
-) -> None:
+    sweep: Sweep, folder: Path, executor: str, workers: int | None, address: str | None, replicas: int | None,
+    known: Sequence[Path] = (),
+) -> None:  # fmt: skip
     """Run all of a sweep, what failed before too, or end with the cause: what follows needs every point."""
     from complete_mue.sweep.run import check_data
 
     if address is None:  # a cluster may have the data where this machine has none
         check_data(sweep)
-    _run(sweep, folder, _executor(executor, workers, address, sweep), replicas, workers, {}, retry_failed=True)
+    place = _executor(executor, workers, address, sweep)
+    _run(sweep, folder, place, replicas, workers, {}, retry_failed=True, known=known)
     _refuse_failures(folder, [point.id for point in sweep.points()], "the same command")
 
 
@@ -298,7 +304,12 @@ def _file_key(path: Path | str) -> str:
 
 
 def _command() -> str:
-    return shlex.join(["mue", *sys.argv[1:]])
+    """What the records' reader would type: without `--known`, which saves work and changes no result."""
+    words = ["mue", *sys.argv[1:]]
+    taken = {place for place, word in enumerate(words) if word == "--known"}
+    return shlex.join(
+        word for place, word in enumerate(words) if not {place, place - 1} & taken and not word.startswith("--known=")
+    )
 
 
 def _describe(sweep: Sweep) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from complete_mue.errors import FileError
+from complete_mue.report.stored import Stored
 from complete_mue.storage import read_json, write_json
 
 FORMAT = 1
@@ -57,13 +58,13 @@ class Ledger:
         """Enter a finished point."""
         write_json(self._records / f"{point}.json", {"format": FORMAT, "id": point, **record})
 
-    def take_over(self, points: Iterable[str], other: Ledger) -> int:
-        """Copy what another ledger has of these points, failures aside; how many were copied."""
-        found = sorted((set(points) & other.done()) - self.done())
-        records = [record for point in found if (record := other.read(point))["status"] != "failed"]
-        for record in records:
-            write_json(self._records / f"{record['id']}.json", record)
-        return len(records)
+    def take_over(self, points: Iterable[str], other: Stored) -> None:
+        """Copy what another sweep has finished of these points, failures aside."""
+        for point in sorted(set(points) - self.done()):
+            record = other.record(point)
+            if record is not None and record.text("status") != "failed":
+                record.format()
+                write_json(self._records / f"{point}.json", dict(record.data))
 
     def open_points(self, points: Iterable[str], *, retry_failed: bool = False) -> list[str]:
         """Of these points, those still to run: without a record, or (``retry_failed``) with one that says failed."""

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from complete_mue.errors import RunError
+from complete_mue.report.stored import Stored, find_sweeps, load
 from complete_mue.report.union import join_plans
 from complete_mue.storage import read_json, write_json
 from complete_mue.sweep.executor import Advanced, Executor, Failed, Finished, Job
@@ -86,13 +86,11 @@ def run(
 ) -> Status:
     """Train all points of ``sweep`` that ``folder`` has no record of; ``replicas`` says how many go in one program.
 
-    ``known`` are folders of other sweeps: points that they have finished, or finish meanwhile, are taken from there.
+    ``known`` are other sweeps, in folders or packed: points that they have finished, or finish meanwhile, are taken
+    from there.
     """
-    for other in known:
-        if not (other / "ledger").is_dir():
-            raise RunError(f"{other}: no sweep's folder, there is no ledger in it; give one that `mue sweep` wrote")
+    others = [load(place) for given in known for place in find_sweeps(given)]
     enter(sweep, folder, command, request or {})
-    others = [Ledger(other) for other in known]
     runner = _Runner(sweep, Ledger(folder), others, executor, replicas, retry_failed, show)
     try:
         return runner.run()
@@ -122,7 +120,7 @@ def enter(sweep: Sweep, folder: Path, command: str, request: dict[str, Any]) -> 
 
 class _Runner:
     def __init__(
-        self, sweep: Sweep, ledger: Ledger, known: list[Ledger], executor: Executor,
+        self, sweep: Sweep, ledger: Ledger, known: list[Stored], executor: Executor,
         replicas: Callable[[SweepPoint], int], retry_failed: bool, show: Show,
     ) -> None:  # fmt: skip
         self.ledger, self.known, self.executor = ledger, known, executor
