@@ -135,7 +135,6 @@ def test_pair_table_equals_the_records() -> None:
 TRANSFER = Path("docs/results/transfer.md")
 
 
-@pytest.mark.skipif(not (ROOT / TRANSFER).exists(), reason="no evidence of the transfer yet")
 def test_the_transfer_page_equals_its_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its generated part is what `mue report docs/results/transfer --page docs/results/transfer.md` writes."""
     monkeypatch.chdir(ROOT)
@@ -146,6 +145,19 @@ def test_the_transfer_page_equals_its_records(monkeypatch: pytest.MonkeyPatch) -
     assert sum(path.stat().st_size for path in files) <= 20e6
     drawn = {f"{c.stem}-{picture.key}.png" for c in made for picture in shown(c.summary)}
     assert {path.name for path in files} == drawn | {path.name for path in found}
+
+
+def test_the_words_above_the_transfer_page_quote_its_figures() -> None:
+    """Every ``figure ± error`` in them is one of the generated part's, rounded: words do not outlive their records."""
+    figure = re.compile(r"([-+]?\d+\.(\d+)) ± (\d+\.(\d+))")
+    words, _, generated = (ROOT / TRANSFER).read_text(encoding="utf-8").partition("<!-- generated: transfer -->")
+    known = [(float(found[1]), float(found[3])) for found in figure.finditer(generated)]
+    quoted = list(figure.finditer(words))
+    assert len(quoted) > 8
+    for found in quoted:
+        value, error = (float(found[1]), len(found[2])), (float(found[3]), len(found[4]))
+        near = [k for k in known if all(abs(k[i] - x) <= 0.51 * 10**-d for i, (x, d) in enumerate((value, error)))]
+        assert near, f"{found[0]} is none of the figures below it"
 
 
 def test_rule_table_equals_the_code() -> None:
