@@ -5,7 +5,7 @@
     python bench/transfer.py DATA --only activated,width   # some figures
     python bench/transfer.py stdlib --scale tiny           # a look at it all on a CPU, in hours
     python bench/transfer.py DATA --list                   # the commands alone
-    python bench/transfer.py DATA --known docs/results/transfer   # go on from records that were packed
+    python bench/transfer.py DATA --known docs/results/transfer   # go on from packed records, of the same data
 
 First the dense reference is tuned (RUNS/TASK-tune/reference.toml). Then every figure is swept over the learning rate by
 our rules; then, into the same folders, by the other rule sets and over weight decay and init std. What a figure has

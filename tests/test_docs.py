@@ -150,8 +150,11 @@ def test_the_transfer_page_equals_its_records(monkeypatch: pytest.MonkeyPatch) -
 def test_the_words_above_the_transfer_page_quote_its_figures() -> None:
     """Every ``figure ± error`` in them is one of the generated part's, rounded: words do not outlive their records."""
     figure = re.compile(r"([-+]?\d+\.(\d+)) ± (\d+\.(\d+))")
-    words, _, generated = (ROOT / TRANSFER).read_text(encoding="utf-8").partition("<!-- generated: transfer -->")
-    known = [(float(found[1]), float(found[3])) for found in figure.finditer(generated)]
+    text = (ROOT / TRANSFER).read_text(encoding="utf-8")
+    below = generated(text, TRANSFER)
+    assert below is not None
+    words = text.partition(below)[0]
+    known = [(float(found[1]), float(found[3])) for found in figure.finditer(below)]
     quoted = list(figure.finditer(words))
     assert len(quoted) > 8
     for found in quoted:
