@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import shlex
 import sys
 import time
@@ -33,6 +34,10 @@ Overrides = Annotated[
 ]
 Seeds = Annotated[int | None, typer.Option("--seeds", min=1, help="Seeds per point. Default: by scale, 1 to 3.")]
 Span = Annotated[int | None, typer.Option("--span", min=1, help="Octaves to scan on either side. Default: by scale.")]
+Octaves = Annotated[
+    str | None,
+    typer.Option("--octaves", metavar="LOW:HIGH", help="Scan from LOW to HIGH octaves instead, such as -2.5:0.5."),
+]
 PerOctave = Annotated[int, typer.Option("--per-octave", min=1, help="Values per factor of two.")]
 ExecutorName = Annotated[
     str, typer.Option("--executor", help="auto (processes on a CPU, here on a GPU), here, processes or ray.")
@@ -57,7 +62,8 @@ def sweep_command(
         typer.Argument(
             metavar="FIGURE|FILE.toml",
             help="activated, capacity, granularity, shared, grouped, depth, width, ffn_width, batch_steps, "
-            "batch_tokens, large_batch, scaling; or a file with a grid of your own (docs/sweep.md).",
+            "batch_tokens, large_batch, scaling; roles, which scans one role at a time; or a file with a grid of "
+            "your own (docs/sweep.md).",
         ),
     ],
     task: Task = "lm",
@@ -69,10 +75,28 @@ def sweep_command(
         list[str] | None, typer.Option("--rules", help="Rule set to transfer by; repeat to compare. Default: ours.")
     ] = None,
     hyper: Annotated[
-        list[str] | None, typer.Option("--hyper", help="lr, weight_decay or init_std; repeat. Default: by figure.")
+        list[str] | None,
+        typer.Option(
+            "--hyper",
+            help="lr, weight_decay or init_std; for roles also lr_same_decay (lr x decay held); repeat. Default: by "
+            "figure.",
+        ),
+    ] = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--target", metavar="LAYOUT|KEY=VALUE,...", help="For roles: what to probe, such as 64e2a; repeat."
+        ),
+    ] = None,
+    role: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--role", help="For roles: scan this one, or several together (embedding+readout); repeat. Default: each."
+        ),
     ] = None,
     seeds: Seeds = None,
     span: Span = None,
+    octaves: Octaves = None,
     per_octave: PerOctave = 1,
     overrides: Overrides = None,
     executor: ExecutorName = "auto",
@@ -91,15 +115,26 @@ def sweep_command(
     Runs of one shape train together in one program. A killed sweep goes on where it was; what is finished never runs
     again. Then `mue report` says whether the transfer held.
 
-    Example:  mue sweep activated --rules complete_mue --rules sp
+    `mue sweep roles` looks closer: it scans the learning rate of one role at a time, all others at the plan's value,
+    and so names the tensors that want another one.
+
+    Examples:  mue sweep activated --rules complete_mue --rules sp
+               mue sweep roles --target 16e2a --role expert_up --role expert_down
     """
     need_torch("mue sweep")
-    if figure.endswith(".toml") and (hyper or span or per_octave != 1):
-        raise RunError(f"{figure}: --hyper, --span and --per-octave are for named figures; write [scan] in the file")
+    if figure.endswith(".toml") and (hyper or span or octaves or per_octave != 1):
+        raise RunError(
+            f"{figure}: --hyper, --span, --octaves and --per-octave are for named figures; write [scan] there"
+        )
+    reach = _reach(span, octaves)
+    if figure != "roles" and (target or role):
+        raise RunError(f"{figure}: --target and --role are for `mue sweep roles`, which scans one role at a time")
     request = {
         "figure": _file_key(figure) if figure.endswith(".toml") else figure, "task": task, "scale": scale,
         "reference": _file_key(reference) if reference else None, "rules": rules, "hyper": hyper, "seeds": seeds,
-        "span": span, "per_octave": per_octave, "set": overrides, **_version(),
+        "span": list(reach) if isinstance(reach, tuple) else reach, "per_octave": per_octave, "set": overrides,
+        **_version(),
+        **({"target": target, "role": role} if figure == "roles" else {}),
     }  # fmt: skip
     name = Path(figure).stem
     folder = out or Path("runs") / f"{task}-{name}-{scale}"
@@ -117,10 +152,16 @@ def sweep_command(
         sweep = read_sweep_file(Path(figure), seeds=seeds, rules=rules, overrides=overrides or (), reference=tuned)
     else:
         base = base_config(task, scale, tuned, overrides or ())
-        sweep = named(
-            figure, base, scale, rules=rules or ("complete_mue",), seeds=range(seeds) if seeds else None, span=span,
-            per_octave=per_octave, hypers=hyper,
-        )  # fmt: skip
+        options: dict[str, Any] = {
+            "rules": rules or ("complete_mue",), "seeds": range(seeds) if seeds else None, "span": reach,
+            "per_octave": per_octave, "hypers": hyper,
+        }  # fmt: skip
+        if figure == "roles":
+            from complete_mue.sweep.roles import role_sweep
+
+            sweep = role_sweep(base, scale, target or (), roles=role, **options)
+        else:
+            sweep = named(figure, base, scale, **options)
     if dry_run:
         _describe(sweep)
         return
@@ -163,7 +204,7 @@ def tune_command(
     """
     need_torch("mue tune")
     from complete_mue.sweep.figures import SEEDS, base_config
-    from complete_mue.sweep.grid import HYPERS
+    from complete_mue.sweep.hypers import HYPERS
     from complete_mue.sweep.tune import tune
 
     base = base_config(task, scale, None, overrides or ())
@@ -215,6 +256,20 @@ def quickstart_command(
     print(f"next: `mue plan {out / 'tune' / 'reference.toml'} YOUR_TARGET.toml` plans your own MoE from this reference")
     if sys.prefix != sys.base_prefix:
         print(f"      (`. {Path(sys.prefix) / 'bin' / 'activate'}` puts `mue` on your path)")
+
+
+def _reach(span: int | None, octaves: str | None) -> int | tuple[float, float] | None:
+    """``--span`` or ``--octaves``, whichever is given."""
+    if octaves is None:
+        return span
+    low, _, high = octaves.partition(":")
+    try:
+        found = float(low), float(high)
+    except ValueError:
+        found = math.nan, math.nan
+    if span is not None or not -20 <= found[0] < found[1] <= 20:
+        raise RunError(f"--octaves {octaves}: give LOW:HIGH, such as -2.5:0.5, and no --span beside it")
+    return found
 
 
 # -- running ------------------------------------------------------------------------------------------------------

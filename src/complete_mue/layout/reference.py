@@ -108,7 +108,7 @@ class Reference:
 
     def base(self, role: Role) -> Base:
         """What this role had in the reference: the numbers that a rule's factors multiply."""
-        tuned, vector = self._tuned(role), role in VECTOR_ROLES
+        tuned, vector = self.tuned_of(role), role in VECTOR_ROLES
         routed = role is Role.EXPERT_DOWN
         return Base(
             output=_first(tuned.output, 1.0),
@@ -120,7 +120,7 @@ class Reference:
             eps=_first(tuned.eps, self.hyper.eps),
         )
 
-    def _tuned(self, role: Role) -> Tuned:
+    def tuned_of(self, role: Role) -> Tuned:
         """The role's own settings; of a projection that the reference does not have, those of the one it has."""
         has_it = any(role in block_roles(kind) for kind in self.shape.kinds)
         same = () if has_it else next((roles for roles in _PROJECTIONS if role in roles), ())

@@ -10,7 +10,7 @@ from typing import Any
 
 from complete_mue.errors import RunError
 
-_ALIKE = ("format", "name", "task", "scale", "axis", "reference")
+_ALIKE = ("format", "name", "task", "scale", "axis")
 
 
 def join_plans(old: Mapping[str, Any], new: Mapping[str, Any], where: str, advice: str) -> dict[str, Any]:
@@ -23,6 +23,7 @@ def join_plans(old: Mapping[str, Any], new: Mapping[str, Any], where: str, advic
             raise RunError(
                 f"{where} holds another sweep: its {key} is {old.get(key)!r:.120}, not {new.get(key)!r:.120}; {advice}"
             )
+    reference = _join_references(old.get("reference"), new["reference"], where, advice)
     try:
         targets = {target["name"]: target for target in old["targets"]}
         points = {_place(point): point for point in old["points"]}
@@ -50,7 +51,16 @@ def join_plans(old: Mapping[str, Any], new: Mapping[str, Any], where: str, advic
     elif set(points) - set(mine):
         command = f"{old['command']} && {command}"
     together = [*old["points"], *(point for point in new["points"] if _place(point) in extra)]
-    return {**new, "command": command, "targets": list(targets.values()), "points": together}
+    return {**new, "command": command, "reference": reference, "targets": list(targets.values()), "points": together}
+
+
+def _join_references(old: Any, new: Mapping[str, Any], where: str, advice: str) -> dict[str, Any]:
+    """One reference with the tuned values of both, which must agree: a later scan may be of another role."""
+    ours, theirs = (dict(one.get("hyper", {})) if isinstance(one, dict) else {} for one in (new, old))
+    alike = isinstance(old, dict) and {**old, "hyper": None} == {**new, "hyper": None}
+    if not alike or any(ours.get(name, value) != value for name, value in theirs.items()):
+        raise RunError(f"{where} holds another sweep: its reference is {old!r:.120}, not {new!r:.120}; {advice}")
+    return {**new, "hyper": {**theirs, **ours}}
 
 
 def _place(point: Mapping[str, Any]) -> tuple[object, ...]:

@@ -1,6 +1,7 @@
 """Named rule sets, written in one vocabulary so that they can be compared line by line.
 
-    complete_mue   every axis: width, depth, FFN width and MoE layout, batch and duration (the default)
+    complete_mue   the paper's: every axis: width, depth, FFN width and MoE layout, batch and duration (the default)
+    complete_mue_sparse   the same, and a smaller lr for the up projection of sparse experts: measured, not the paper's
     completep      width and depth with CompleteP's parameter groups; nothing for FFN width, experts, batch or duration
     mup            each tensor by its own fan-in, as width muP reads shapes; normalized routing as it comes
     mup_moe        each tensor by residual width alone; no active-width rule, no route scale
@@ -22,8 +23,15 @@ from complete_mue.layout.numbers import real
 from complete_mue.layout.tensors import Role
 from complete_mue.rules.layer import COMPLETE_MUE, HIDDEN_ROLES, RuleTable, table, with_fixed
 from complete_mue.rules.monomial import Monomial
+from complete_mue.rules.sparse import EXPERT_UP_LR
 
 VECTORS = "norm bias final_norm"
+
+_UP = COMPLETE_MUE[Role.EXPERT_UP]
+COMPLETE_MUE_SPARSE = {
+    **COMPLETE_MUE,
+    Role.EXPERT_UP: replace(_UP, lr=_UP.lr * Monomial.of({"S": EXPERT_UP_LR.value})),
+}
 
 COMPLETEP = table({
     #                                   output | route | residual | init std | lr   | weight decay | eps
@@ -68,6 +76,7 @@ SP = table({
 
 CATALOG: Mapping[str, RuleTable] = {
     "complete_mue": COMPLETE_MUE,
+    "complete_mue_sparse": COMPLETE_MUE_SPARSE,
     "completep": COMPLETEP,
     "mup": MUP,
     "mup_moe": MUP_MOE,

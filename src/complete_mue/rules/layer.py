@@ -1,6 +1,6 @@
 """The layer table: role x ratios -> factors (Table mue-rules, with CompleteP's parameter groups).
 
-Each cell is a monomial in the ratios: d, L, H, f (the tensor's own fan-in), a (activated experts) and s (schedule).
+Each cell is a monomial in the ratios: d, L, H, f (the tensor's own fan-in), a (activated experts), S (experts per active one) and s (schedule).
 ``output``, ``route`` and ``residual`` multiply in the forward pass; the other cells are factors on the tuned value.
 Norm gains and biases have no init std and are not decayed.
 """
@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 
 from complete_mue.layout.tensors import Role
 from complete_mue.rules.monomial import ONE, Monomial
+from complete_mue.rules.sparse import EXPERT_UP_LR
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ REASONS: dict[tuple[str, str], Reason] = {
     ("init_std", "f"): Reason("the variance of each weight is divided by the growth of the tensor's own fan-in", "fan-in initialization"),
     ("lr", "d"): Reason("an AdamW step of size lr on d inputs moves the output by lr·d", "backbone-width muP (Eq. ffn-up-mup, router-standard-mup)"),
     ("lr", "f"): Reason("an AdamW step of size lr moves the output by lr times the tensor's own fan-in", "width muP"),
+    ("lr", "S"): Reason("few of the tokens reach a sparse expert, and those are alike: its up projection wants a smaller lr", f"beyond the paper: exponent {EXPERT_UP_LR}"),
     ("lr", "s"): Reason("T steps of size lr keep the horizon T·lr² when lr goes with sqrt(T*/T)", "global AdamW rule (Tab. optimizer-rules)"),
     ("weight_decay", "d"): Reason("lr fell by ρ_d; weight decay rises by it so that lr·wd, the shrinkage per step, stays", "CompleteP parameter groups"),
     ("weight_decay", "f"): Reason("weight decay rises as lr falls so that lr·wd, the shrinkage per step, stays", "width muP, decoupled decay"),

@@ -16,10 +16,11 @@ SYMBOLS = {
     "H": "ρ_H",  # FFN expansion: active width over residual width
     "f": "ρ_f",  # the tensor's own fan-in
     "a": "ρ_a",  # activated experts
+    "S": "ρ_S",  # sparsity: experts per active one, N / a
     "F": "F",  # forward-variance factor of the router
     "s": "s",  # schedule factor sqrt(ρ_B / ρ_D)
 }
-_FACTOR = re.compile(r"([dLHfaFs])(?:\^(-?\d+(?:/\d+)?))?")
+_FACTOR = re.compile(r"([dLHfaSFs])(?:\^(-?\d+(?:/\d+)?))?")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ _DOWN_OF = {Role.DENSE_DOWN: "dense", Role.SHARED_DOWN: "shared", Role.EXPERT_DO
 
 @dataclass(frozen=True)
 class Ratios:
-    """Target over reference: rho_d, rho_L, rho_B, rho_D and rho_H = (H/d) / (H*/d*) of the main block."""
+    """Target over reference: rho_d, rho_L, rho_B, rho_D, and of the main block rho_H = (H/d) / (H*/d*) and
+    rho_S = (N/a) / (N*/a*)."""
 
     width: float
     depth: float
@@ -23,6 +24,7 @@ class Ratios:
     tokens: float
     active_width: float
     steps: float
+    sparsity: float = 1.0
 
     @classmethod
     def between(cls, reference: Reference, shape: ModelShape, budget: Budget) -> Ratios:
@@ -34,6 +36,7 @@ class Ratios:
             tokens=budget.tokens / reference.budget.tokens,
             active_width=expansion_ratio(reference, shape, shape.main),
             steps=budget.steps / reference.budget.steps,
+            sparsity=sparsity_ratio(reference, shape.main),
         )
 
     @property
@@ -46,6 +49,13 @@ def expansion_ratio(reference: Reference, shape: ModelShape, block: FeedForward)
     """rho_H of one block: its expansion over the reference's, 1 where both expand alike."""
     # Whole numbers first, so that equal expansions give exactly 1.
     return (block.active_width * reference.shape.width) / (reference.shape.active_width * shape.width)
+
+
+def sparsity_ratio(reference: Reference, block: FeedForward) -> float:
+    """rho_S of one block: its experts per active one over the reference's; a dense block counts as 1."""
+    theirs = reference.shape.main
+    # Whole numbers first, so that equal sparsities give exactly 1.
+    return ((block.experts or 1) * theirs.route_scale) / ((theirs.experts or 1) * block.route_scale)
 
 
 def fan_in(block: FeedForward, role: Role, width: int) -> float:
@@ -70,5 +80,6 @@ def symbols(
         "H": expansion_ratio(reference, shape, block),
         "f": own / theirs,
         "a": block.route_scale / reference.shape.main.route_scale,
+        "S": sparsity_ratio(reference, block),
         "s": ratios.schedule,
     }

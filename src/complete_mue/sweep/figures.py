@@ -11,6 +11,7 @@ about their width; depth and width are grown on an MoE, so that both transfers h
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,8 @@ from complete_mue.errors import RunError, nearest
 from complete_mue.layout import Budget, FeedForward, Reference
 from complete_mue.recipes import recipe
 from complete_mue.report.records import Place
-from complete_mue.sweep.grid import OWN_RULES, Scan, Sweep, Target, check_hyper
+from complete_mue.sweep.grid import OWN_RULES, Scan, Sweep, Target
+from complete_mue.sweep.hypers import Hyper
 from complete_mue.train.config import RunConfig, override
 
 SCALES = ("tiny", "small", "paper")
@@ -65,10 +67,14 @@ def from_reference(config: RunConfig, reference: Reference | None, overrides: Se
     return dense
 
 
-def octaves(centre: float, span: int, per_octave: int = 1) -> tuple[float, ...]:
-    """centre * 2^(k / per_octave), ``span`` octaves on either side."""
-    reach = span * per_octave
-    return tuple(centre * 2 ** (k / per_octave) for k in range(-reach, reach + 1))
+Span = int | tuple[float, float]
+
+
+def octaves(centre: float, span: Span, per_octave: int = 1) -> tuple[float, ...]:
+    """centre * 2^(k / per_octave), ``span`` octaves on either side or from one to another, and the centre."""
+    low, high = span if isinstance(span, tuple) else (-span, span)
+    steps = range(math.ceil(low * per_octave), math.floor(high * per_octave) + 1)
+    return tuple(centre * 2 ** (k / per_octave) for k in sorted({*steps, 0}))
 
 
 @dataclass(frozen=True)
@@ -89,19 +95,19 @@ def figure(
     *,
     rules: Sequence[str] = (OWN_RULES,),
     seeds: Sequence[int] | None = None,
-    span: int | None = None,
+    span: Span | None = None,
     per_octave: int = 1,
     hypers: Sequence[str] | None = None,
 ) -> Sweep:
     """A named figure around ``base``, the dense reference."""
     if name not in FIGURES:
         raise RunError(f"figure {name!r}{nearest(name, FIGURES)}: figures are {', '.join(FIGURES)}")
-    given, hyper = FIGURES[name], base.reference.hyper
+    given = FIGURES[name]
     span = 0 if given.fixed else _SPAN[scale] if span is None else span
     for each in hypers or ():
-        check_hyper(each)
+        Hyper.parse(each)
     wanted = tuple(hypers or (given.hypers if scale != "tiny" else given.hypers[:1]))
-    scans = tuple(Scan(each, octaves(getattr(hyper, each), span, per_octave)) for each in wanted)
+    scans = tuple(Scan(each, octaves(Hyper.parse(each).of(base.reference), span, per_octave)) for each in wanted)
     targets = (Target("dense", None, base), *given.targets(base, scale == "tiny"))
     title = given.title
     return Sweep(name, title, given.axis, scale, targets, scans, tuple(rules), tuple(seeds or SEEDS[scale]))

@@ -12,40 +12,45 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from complete_mue.errors import RunError, nearest
+from complete_mue.errors import RunError
+from complete_mue.layout import Role
+from complete_mue.layout.tensors import FEED_FORWARD_ROLES, block_roles
 from complete_mue.report.records import Place
+from complete_mue.sweep.hypers import HYPERS, Hyper
 from complete_mue.train.config import RunConfig, TextTask
 
 FORMAT = 1
-HYPERS = ("lr", "weight_decay", "init_std")
 OWN_RULES = "complete_mue"
 
 
 @dataclass(frozen=True)
 class Target:
-    """What the reference is transferred to: a complete config, and its place along the figure's axis, or axes."""
+    """What the reference is transferred to: a complete config, and its place along the figure's axis, or axes.
+
+    One that is not ``scanned`` is named for comparison and not run.
+    """
 
     name: str
     x: float | None
     config: RunConfig
     places: tuple[Place, ...] = ()
+    scanned: bool = True
 
-
-def check_hyper(name: str) -> None:
-    """Refuse what cannot be scanned."""
-    if name not in HYPERS:
-        raise RunError(f"hyperparameter {name!r}{nearest(name, HYPERS)}: give one of {', '.join(HYPERS)}")
+    def has(self, roles: Sequence[Role]) -> bool:
+        """Whether its model has all of these roles, as far as the layout tells."""
+        own = {role for kind in self.config.shape.kinds for role in block_roles(kind)}
+        return all(role in own or role not in FEED_FORWARD_ROLES for role in roles)
 
 
 @dataclass(frozen=True)
 class Scan:
-    """Values of one hyperparameter of the reference."""
+    """Values of one hyperparameter of the reference, named as in ``sweep.hypers``."""
 
     hyper: str
     values: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        check_hyper(self.hyper)
+        Hyper.parse(self.hyper)
         if any(not value > 0 for value in self.values):
             raise RunError(f"values of {self.hyper}: {list(self.values)}: give values above zero, around one that is")
         if not self.values or len(set(self.values)) != len(self.values):
@@ -99,7 +104,8 @@ class Sweep:
         """Every run once, also where several scans share it."""
         found: dict[str, SweepPoint] = {}
         for scan in self.scans:
-            for target in self.targets:
+            roles = Hyper.parse(scan.hyper).roles
+            for target in [target for target in self.targets if target.scanned and target.has(roles)]:
                 for rules in (OWN_RULES,) if target is self.reference else self.rules:
                     for value in scan.values:
                         for seed in self.seeds:
@@ -108,8 +114,7 @@ class Sweep:
 
     @staticmethod
     def _add(found: dict[str, SweepPoint], hyper: str, value: float, target: Target, rules: str, seed: int) -> None:
-        given = target.config.reference
-        reference = dataclasses.replace(given, hyper=dataclasses.replace(given.hyper, **{hyper: value}))
+        reference = Hyper.parse(hyper).put(target.config.reference, value)
         config = dataclasses.replace(target.config, reference=reference, rules=rules, seed=seed)
         point = found.get(config.fingerprint)
         if point is not None and (point.target, point.rules) != (target.name, rules):
@@ -119,7 +124,7 @@ class Sweep:
 
     def to_dict(self, command: str, request: dict[str, Any]) -> dict[str, Any]:
         """What ``sweep.json`` holds; ``request`` is what was asked for, so that a finished sweep knows it is."""
-        hyper = self.reference.config.reference.hyper
+        tuned, names = self.reference.config.reference, dict.fromkeys((*HYPERS, *(scan.hyper for scan in self.scans)))
         return {
             "format": FORMAT,
             "name": self.name,
@@ -129,7 +134,10 @@ class Sweep:
             "scale": self.scale,
             "command": command,
             "request": request,
-            "reference": {"target": self.reference.name, "hyper": {name: getattr(hyper, name) for name in HYPERS}},
+            "reference": {
+                "target": self.reference.name,
+                "hyper": {name: Hyper.parse(name).of(tuned) for name in names},
+            },
             "targets": [_described(target) for target in self.targets],
             "points": [
                 {"id": p.id, "target": p.target, "rules": p.rules, "hyper": name, "value": value, "seed": p.seed}

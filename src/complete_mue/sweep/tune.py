@@ -22,7 +22,8 @@ from complete_mue.report.summary import summarize
 from complete_mue.report.verdict import doubts
 from complete_mue.storage import whole
 from complete_mue.sweep.figures import octaves
-from complete_mue.sweep.grid import HYPERS, Scan, Sweep, Target, check_hyper
+from complete_mue.sweep.grid import Scan, Sweep, Target
+from complete_mue.sweep.hypers import HYPERS, Hyper
 from complete_mue.train.config import RunConfig
 
 _WIDENED = 2  # octaves at a time
@@ -72,7 +73,7 @@ def tune(
 ) -> tuple[Reference, list[Tuned]]:
     """Scan ``hypers`` in turn around the base's values; ``run`` trains a sweep in a folder. Writes reference.toml."""
     for hyper in hypers:
-        check_hyper(hyper)
+        Hyper.parse(hyper)
     found: list[Tuned] = []
     for number, hyper in enumerate(hypers, start=1):
         again = hyper in hypers[: number - 1]

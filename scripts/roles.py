@@ -1,0 +1,132 @@
+"""Which tensors want another learning rate: the runs behind docs/results/roles.md, most important first, on one GPU.
+
+    python scripts/roles.py DATA --reference docs/results/pair/reference.toml
+    python scripts/roles.py DATA --only fit,probe --seconds 540     # start nothing new after nine minutes
+    python scripts/roles.py DATA --list                             # the commands alone
+
+DATA is what `mue data prepare` made. Everything resumes: a second start goes on where this one was stopped, and
+``--known`` takes over records that are packed. ``--jobs 3`` keeps three sweeps going, so that some train while others
+compile. At the end:
+
+    mue report RUNS/* --pack docs/results/roles
+    mue report docs/results/roles --page docs/results/roles.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+# N / a from 1 to 128 with eight active, then with two and four. Experts are an eighth of the width wide.
+FIT = (
+    "64e8a", "256e8a", "8e8a", "1024e8a", "64e2a", "128e8a", "32e8a", "512e8a", "16e2a", "256e2a", "2e2a", "128e4a",
+    "32e4a", "512e4a", "8e2a", "4e4a",
+)  # fmt: skip
+SEEDS = "4"
+
+
+def window(layout: str, exponent: float = -1 / 3, reach: float = 1.5) -> str:
+    """Octaves to scan: around where the exponent expects the optimum, in half octaves."""
+    experts, _, active = layout.partition("e")
+    sparsity = int(experts) / int(active.partition("a")[0])
+    centre = round(2 * exponent * math.log2(sparsity)) / 2
+    return f"{centre - reach:g}:{centre + reach:g}"
+
+
+def fit() -> Iterator[list[str]]:
+    """The learning rate of the experts' up projection alone, layout by layout."""
+    for layout in FIT:
+        yield [
+            "roles", "--target", layout, "--role", "expert_up", f"--octaves={window(layout)}", "--per-octave", "2",
+            "--replicas", "32",
+        ]  # fmt: skip
+
+
+def probe() -> Iterator[list[str]]:
+    """Every role of one sparse layout and of the dense reference."""
+    for layout in ("64e2a", "dense"):
+        yield ["roles", "--target", layout, "--replicas", "33"]
+
+
+def check() -> Iterator[list[str]]:
+    """The global learning rate by the rule set with sparsity; the paper's at the transferred value, to compare."""
+    for figure in ("activated", "capacity", "granularity"):
+        for rules, octaves in (("complete_mue_sparse", "-1:1"), ("complete_mue", "-0.1:0.1")):
+            yield [
+                figure, "--rules", rules, "--hyper", "lr", f"--octaves={octaves}", "--per-octave", "2", "--replicas",
+                "20",
+            ]  # fmt: skip
+
+
+SETS = {"fit": fit, "probe": probe, "check": check}
+
+
+def commands(given: argparse.Namespace) -> list[list[str]]:
+    """All `mue` commands of the chosen sets."""
+    common = ["--scale", given.scale, "--seeds", given.seeds]
+    common += ["--reference", str(given.reference)] if given.reference else []
+    common += [part for change in (f"task.source={given.source}", *given.set) for part in ("--set", change)]
+    common += [part for place in given.known for part in ("--known", str(place))]
+    found = []
+    for name in given.only.split(","):
+        for options in SETS[name]():
+            out = given.runs / (name if options[0] == "roles" else f"{name}-{options[0]}")
+            found.append(["sweep", *options, *common, "--out", str(out)])
+    return found
+
+
+def take_turns(waiting: list[list[str]], jobs: int, seconds: float, log: Path) -> int:
+    """Run the commands in order, ``jobs`` at a time, and start none after so many seconds; the number that failed."""
+    began, failed, number = time.monotonic(), 0, 0
+    running: dict[subprocess.Popen[bytes], str] = {}
+    log.mkdir(parents=True, exist_ok=True)
+    while running or (waiting and time.monotonic() - began < seconds):
+        for process in [process for process in running if process.poll() is not None]:
+            text = running.pop(process)
+            failed += process.returncode != 0
+            print(f"{time.monotonic() - began:6.0f} s  exit {process.returncode}  {text}", flush=True)
+        if waiting and len(running) < jobs and time.monotonic() - began < seconds:
+            command = waiting.pop(0)
+            with (log / f"{number:03d}.log").open("wb") as out:
+                started = subprocess.Popen(
+                    [sys.executable, "-m", "complete_mue", *command], stdout=out, stderr=subprocess.STDOUT
+                )
+            running[started] = shlex.join(command[:8])
+            number += 1
+        else:
+            time.sleep(0.5)
+    return failed
+
+
+def main() -> int:
+    """Print or run the commands."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", help="a folder that `mue data prepare` made, or a built-in source")
+    parser.add_argument("--reference", type=Path, help="a tuned reference.toml")
+    parser.add_argument("--scale", default="small", help="as of `mue sweep`")
+    parser.add_argument("--seeds", default=SEEDS)
+    parser.add_argument("--only", default=",".join(SETS), help=f"some of {', '.join(SETS)}")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change the reference's config")
+    parser.add_argument("--runs", type=Path, default=Path("runs/roles"))
+    parser.add_argument("--known", type=Path, action="append", default=[], help="sweeps to take finished runs from")
+    parser.add_argument("--jobs", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="start nothing after so many")
+    parser.add_argument("--list", action="store_true", help="print the commands and stop")
+    given = parser.parse_args()
+    if unknown := [name for name in given.only.split(",") if name not in SETS]:
+        parser.error(f"--only {unknown[0]!r}: give some of {', '.join(SETS)}")
+    waiting = commands(given)
+    if given.list:
+        print("\n".join(f"mue {shlex.join(command)}" for command in waiting))
+        return 0
+    return 1 if take_turns(waiting, given.jobs, given.seconds, given.runs / "logs") else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
