@@ -29,6 +29,7 @@ FIT = (
     "32e4a", "512e4a", "8e2a", "4e4a",
 )  # fmt: skip
 SEEDS = "4"
+_STAGGER = 15.0  # seconds between starts, so that the next sweep sees what this one is about to run
 
 
 def window(layout: str, exponent: float = -1 / 3, reach: float = 1.5) -> str:
@@ -56,8 +57,8 @@ def probe() -> Iterator[list[str]]:
 
 def check() -> Iterator[list[str]]:
     """The global learning rate by the rule set with sparsity; the paper's at the transferred value, to compare."""
-    for figure in ("activated", "capacity", "granularity"):
-        for rules, octaves in (("complete_mue_sparse", "-1:1"), ("complete_mue", "-0.1:0.1")):
+    for rules, octaves in (("complete_mue_sparse", "-1:1"), ("complete_mue", "-0.1:0.1")):
+        for figure in ("activated", "capacity", "granularity"):
             yield [
                 figure, "--rules", rules, "--hyper", "lr", f"--octaves={octaves}", "--per-octave", "2", "--replicas",
                 "20",
@@ -81,6 +82,13 @@ def commands(given: argparse.Namespace) -> list[list[str]]:
     return found
 
 
+def _finished_by_others(command: list[str]) -> list[str]:
+    """Options that take runs from the sweeps beside this one: figures share layouts, and the dense reference."""
+    own = Path(command[-1])
+    others = sorted(place.parent for place in own.parent.glob("*/sweep.json") if place.parent != own)
+    return [part for place in others for part in ("--known", str(place))]
+
+
 def take_turns(waiting: list[list[str]], jobs: int, seconds: float, log: Path) -> int:
     """Run the commands in order, ``jobs`` at a time, and start none after so many seconds; the number that failed."""
     began, failed, number = time.monotonic(), 0, 0
@@ -93,12 +101,14 @@ def take_turns(waiting: list[list[str]], jobs: int, seconds: float, log: Path) -
             print(f"{time.monotonic() - began:6.0f} s  exit {process.returncode}  {text}", flush=True)
         if waiting and len(running) < jobs and time.monotonic() - began < seconds:
             command = waiting.pop(0)
+            command += _finished_by_others(command)
             with (log / f"{number:03d}.log").open("wb") as out:
                 started = subprocess.Popen(
                     [sys.executable, "-m", "complete_mue", *command], stdout=out, stderr=subprocess.STDOUT
                 )
             running[started] = shlex.join(command[:8])
             number += 1
+            time.sleep(_STAGGER)
         else:
             time.sleep(0.5)
     return failed

@@ -67,7 +67,7 @@ def test_tune_then_sweep_then_report(tmp_path: Path) -> None:
         (("sweep", "capacity", "--executor", "cloud"), "give one of auto, here, processes, ray"),
         (("sweep", "capacity", "--rules", "mupp"), "did you mean 'mup'"),
         (("sweep", "missing.toml"), "missing.toml: No such file"),
-        (("sweep", "mine.toml", "--span", "2"), "write [scan] in the file"),
+        (("sweep", "mine.toml", "--span", "2"), "[scan]"),
         (("sweep", "capacity", "--address", "ray://x"), "without --executor ray"),
         (("sweep", "capacity", "--set", "budget.steps=99999"), "the data holds"),
         (("tune", "lm", "--set", "budget.steps=99999"), "the data holds"),

@@ -33,6 +33,7 @@ from complete_mue.report.tables import (
     markdown,
     optimum_cell,
     regret_cell,
+    role_table,
     runs_table,
     verdict_cell,
 )  # fmt: skip
@@ -136,7 +137,7 @@ def with_generated(text: str, page: Path, inner: str) -> str:
 
 def shown(summary: Summary) -> tuple[Picture, ...]:
     """The pictures worth a place on the page: scans, loss against size with the speedup, one axis' first steps."""
-    keys = {scan.hyper for scan in summary.scans} | {"scaling"}
+    keys = {scan.hyper for scan in summary.scans} | {"scaling", "roles"}
     keys |= {"speedup"} if summary.scaling else set()
     keys |= {"first-steps"} if summary.name == _FIRST_STEPS else set()
     return tuple(picture for picture in pictures(summary) if picture.key in keys)
@@ -144,7 +145,7 @@ def shown(summary: Summary) -> tuple[Picture, ...]:
 
 def article(made: Sequence[Chapter], page: Path) -> str:
     """The generated part: the same text for the same records."""
-    found = tallies([chapter.summary for chapter in made])
+    found = tallies([chapter.summary for chapter in made if not chapter.summary.probe])
     parts = [f"Made by `{_command(made, page)}`; change the records, not the text between the markers.", ""]
     if found:
         lines = overview_lines(found)
@@ -185,7 +186,9 @@ def _section(chapter: Chapter, page: Path) -> list[str]:
 
     parts = [f"### {_escaped(summary.title)}", "", _facts(summary), ""]
     parts += [*(f"- {_SIGNS[line.kind]} {_escaped(line.text)}" for line in summary.verdict), ""]
-    for number, scan in enumerate(summary.scans):
+    if summary.probe:
+        parts += [*image("roles"), markdown(role_table(summary))]
+    for number, scan in enumerate(() if summary.probe else summary.scans):
         parts += [*image(scan.hyper), markdown(axis_table(summary, scan, f"scans.{number}"))]
     if summary.scaling:
         parts += [*image("scaling"), *_speedup_words(summary), *image("speedup"), markdown(runs_table(summary))]

@@ -175,7 +175,7 @@ def _beyond(
     window = [best, best + side, best + 2 * side]
     if x == xs[best] or reach[side == 1] < 2 or (noises and noises[window[2]] > 2 * noises[best]):
         return None
-    curvature, slope, _, _ = _parabola([xs[i] - xs[best] for i in window], [ys[i] for i in window])
+    curvature, slope, _, _ = parabola([xs[i] - xs[best] for i in window], [ys[i] for i in window])
     return ys[best] - (slope * slope / (4 * curvature) if slope * side < 0 < curvature else 0.0)
 
 
@@ -184,14 +184,14 @@ def _minimum(
 ) -> tuple[tuple[float, float, float] | None, float]:
     """(log2 value, loss, curvature) of the parabola around the best point, if its minimum lies beside that; residual"""
     window = range(best - wings, best + wings + 1)
-    curvature, slope, height, residual = _parabola([xs[i] - xs[best] for i in window], [ys[i] for i in window])
+    curvature, slope, height, residual = parabola([xs[i] - xs[best] for i in window], [ys[i] for i in window])
     at = -slope / (2 * curvature) if curvature > 0 else math.inf
     if not xs[best - 1] <= xs[best] + at <= xs[best + 1]:
         return None, residual
     return (xs[best] + at, height - curvature * at * at, curvature), residual
 
 
-def _parabola(xs: list[float], ys: list[float]) -> tuple[float, float, float, float]:
+def parabola(xs: list[float], ys: list[float]) -> tuple[float, float, float, float]:
     """Least squares: (curvature, slope, height) at x = 0, and the residuals' rms per degree of freedom."""
     n = len(xs)
     s1, s2, s3, s4 = (sum(x**k for x in xs) for k in (1, 2, 3, 4))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from complete_mue.report.curves import Curve
+from complete_mue.report.roles import changes
 from complete_mue.report.summary import Scan, Summary, TransferredRun
 from complete_mue.report.words import label, short_count, with_unit
 
@@ -75,6 +76,8 @@ class Picture:
 
 def pictures(summary: Summary) -> tuple[Picture, ...]:
     """Every picture that the sweep's records allow."""
+    if summary.probe:
+        return tuple(picture for picture in (_roles_picture(summary),) if picture is not None)
     drawn = [_scan_picture(summary, scan) for scan in summary.scans]
     drawn += [_scaling_picture(summary)] if summary.scaling else []
     drawn += [_speedup_picture(summary), _first_steps_picture(summary)]
@@ -106,6 +109,35 @@ def _scan_picture(summary: Summary, scan: Scan) -> Picture | None:
         "Rings mark fitted minima, crosses on top runs that diverged, bars the standard deviation over seeds.",
         y=_linear_axis(with_unit("final loss", summary.unit), needed + _calm(losses, needed)),
         panels=panels,
+    )
+
+
+def _roles_picture(summary: Summary) -> Picture | None:
+    """One small panel per role: what another value would change, seed by seed."""
+    panels, heights = [], [0.0]
+    for scan in summary.scans:
+        lines = []
+        for curve in scan.curves:
+            dots = tuple(
+                Dot(x, y, f"{curve.target}, {curve.rules}, 2^{x:g} of the plan's value: {y:+.4f}", error)
+                for x, y, error in changes(curve)
+            )
+            name = curve.target if len({c.rules for c in scan.curves}) == 1 else f"{curve.target}, {curve.rules}"
+            lines += [Drawn(name, style_of(summary, curve.target), dots)] if dots else []
+            heights += [dot.y for dot in dots]
+        if lines:
+            x = _linear_axis("octaves from the plan's value", [dot.x for line in lines for dot in line.dots])
+            panels.append(Panel(label(scan.hyper), x, tuple(lines), (0.0, "")))
+    if not panels:
+        return None
+    return Picture(
+        key="roles",
+        title="What another value of one role would change" + (f": {panels[0].title}" if len(panels) == 1 else ""),
+        caption="One panel per role, one line per layout; below zero, another value than the plan's does better. "
+        "Bars are standard errors over paired seeds.",
+        y=_linear_axis(with_unit("change of the final loss", summary.unit), heights + _calm(heights, [0.0])),
+        panels=tuple(panels),
+        level=0.0,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from complete_mue.report.curves import Curve, fit_curve
 from complete_mue.report.records import Outcome, Point, Sweep, Target, read_sweep
+from complete_mue.report.roles import Power, is_role, judged, power_of, role_lines
 from complete_mue.report.speedup import Speedup, bin_middles, speedup_curves
 from complete_mue.report.values import close, scan_noise, value_points
 from complete_mue.report.verdict import Line, Sized, judge, scaling_lines, scan_lines
@@ -82,10 +83,19 @@ class Summary:
     scans: tuple[Scan, ...]
     runs: tuple[TransferredRun, ...]
     verdict: tuple[Line, ...]
+    powers: tuple[Power, ...] = ()  # of a role probe: optima against sparsity
+
+    @property
+    def probe(self) -> bool:
+        """Whether single roles were scanned, around the plan's value."""
+        return any(is_role(scan.hyper) for scan in self.scans)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able: NaN becomes null."""
-        return {key: _plain(value) for key, value in dataclasses.asdict(self).items()}
+        data = dataclasses.asdict(self)
+        if not self.probe:
+            del data["powers"]
+        return {key: _plain(value) for key, value in data.items()}
 
     def target(self, name: str) -> Target:
         """The target of that name."""
@@ -102,7 +112,10 @@ def summarize(folder: str | Path) -> Summary:
     actives = {target.active for target in sweep.targets}
     size = "active" if len(actives) == len(sweep.targets) else "total"
     progress = _progress(sweep)
-    lines = [line for scan in scans for line in scan_lines(scan.hyper, scan.tuned, sweep.reference, scan.curves, unit)]
+    whole = [scan for scan in scans if not is_role(scan.hyper)]
+    lines = [line for scan in whole for line in scan_lines(scan.hyper, scan.tuned, sweep.reference, scan.curves, unit)]
+    powers = _powers(sweep, scans)
+    lines += role_lines([curve for scan in scans if is_role(scan.hyper) for curve in scan.curves], powers, unit)
     lines += _off_grid_lines(scans, runs)
     if scaling:
         lines += scaling_lines(_by_size(sweep, runs, size), unit, size)
@@ -123,7 +136,20 @@ def summarize(folder: str | Path) -> Summary:
         scans=scans,
         runs=runs,
         verdict=(*lines, *_progress_lines(progress)),
+        powers=powers,
     )
+
+
+def _powers(sweep: Sweep, scans: Sequence[Scan]) -> tuple[Power, ...]:
+    """For every role that was scanned on several sparsities, by each rule set."""
+    sparsity = {target.name: target.x for target in sweep.targets}
+    groups = [
+        [curve for curve in scan.curves if curve.rules == rules]
+        for scan in scans
+        if is_role(scan.hyper)
+        for rules in dict.fromkeys(curve.rules for curve in scan.curves)
+    ]
+    return tuple(power for group in groups if (power := power_of(group, sparsity)) is not None)
 
 
 def _single_valued(sweep: Sweep) -> bool:
@@ -192,6 +218,8 @@ def _scan(sweep: Sweep, hyper: str, unit: str) -> Scan:
     for key in order:
         fitted = fit_curve(hyper, *key, tuned, found[key], noise)
         curves.append(dataclasses.replace(fitted, runs=_named(point for point, _ in groups[key])))
+    if is_role(hyper):
+        return Scan(hyper, tuned, tuple(judged(curve, unit) for curve in curves))
     reference = next((curve for curve in curves if curve.target == sweep.reference), None)
     return Scan(hyper, tuned, tuple(_judged(curve, reference, unit) for curve in curves))
 

@@ -52,7 +52,10 @@ class Table:
 
 
 def tables(summary: Summary) -> tuple[Table, ...]:
-    """One table per scanned hyperparameter, then the runs at the transferred values, if there are any."""
+    """One table per scanned hyperparameter, then the runs at the transferred values, if there are any; of a role probe,
+    one table with a row per role."""
+    if summary.probe:
+        return (role_table(summary),)
     scans = tuple(scan_table(summary, scan, f"scans.{i}") for i, scan in enumerate(summary.scans))
     return (*scans, runs_table(summary)) if summary.runs else scans
 
@@ -73,6 +76,42 @@ def scan_table(summary: Summary, scan: Scan, path: str) -> Table:
     )
     title = f"{label(scan.hyper).capitalize()}: transferred value {scan.tuned:.3g}"
     return Table(title, headings, frozenset({0, 1, len(headings) - 1}), rows, frozenset({5, 6}))
+
+
+def role_table(summary: Summary) -> Table:
+    """Per layout, rule set and role: how far its optimum is from the plan's value, and what that value costs."""
+    headings = (
+        "rules", "layout", "role", "optimum (octaves)", with_unit("plan's cost", summary.unit),
+        "verdict",
+    )  # fmt: skip
+    places = {target.name: (target.x or 0.0, i) for i, target in enumerate(summary.targets)}
+    found = [
+        (curve, f"scans.{i}.curves.{j}") for i, scan in enumerate(summary.scans) for j, curve in enumerate(scan.curves)
+    ]
+    rows = tuple(
+        Row(
+            (
+                (Piece(curve.rules),),
+                (Piece(curve.target),),
+                (Piece(curve.hyper),),
+                drift_cell(curve, path),
+                regret_cell(curve, path),
+                (Piece(_ROLE_VERDICTS.get(curve.status, curve.status)),),
+            ),
+            curve.status,
+        )
+        for curve, path in sorted(found, key=lambda pair: (pair[0].rules, places[pair[0].target]))
+    )
+    return Table("One role at a time, all others at the plan's value", headings, frozenset({0, 1, 2, 5}), rows)
+
+
+_ROLE_VERDICTS = {
+    "held": "keep it",
+    "flat": "keep it: flat",
+    "missed": "change it",
+    "open": "scan wider",
+    "unclear": "cannot tell",
+}
 
 
 def _wall(curve: Curve) -> str:

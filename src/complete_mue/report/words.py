@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-LABELS = {"lr": "learning rate", "weight_decay": "weight decay", "init_std": "init std"}
+LABELS = {
+    "lr": "learning rate", "weight_decay": "weight decay", "init_std": "init std",
+    "lr_same_decay": "learning rate at the same decay",
+}  # fmt: skip
 UNITS = {"lm": "nats", "dit": "in loss"}  # of a loss: cross-entropy, or the flow-matching error
 TASKS = {"lm": "language model", "dit": "diffusion transformer"}
 
 
 def label(hyper: str) -> str:
-    """A hyperparameter in words."""
-    return LABELS.get(hyper, hyper)
+    """A hyperparameter in words, after the roles that it is of."""
+    roles, _, name = hyper.rpartition(".")
+    return f"{roles} {LABELS.get(name, name)}".strip()
 
 
 def short_count(n: float) -> str:
