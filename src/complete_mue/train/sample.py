@@ -24,11 +24,18 @@ from complete_mue.train.task import build
 
 def load_run(run: Path) -> tuple[RunConfig, nn.Module]:
     """The config of a run and its model with the newest sound weights."""
+    config, model, _ = load_run_at_step(run)
+    return config, model
+
+
+def load_run_at_step(run: Path) -> tuple[RunConfig, nn.Module, int]:
+    """The same, and the step that the weights are of."""
     config = read_config(run / "config.json")
     model = build(config).model
-    if not checkpoint.load_newest(run, config.fingerprint, model, None, lambda text: None):
-        raise RunError(f"{run} has no sound checkpoint: train it first, or wait for its first one")
-    return config, model.eval()
+    step = checkpoint.load_newest(run, config, model, None, lambda text: None)
+    if not step:
+        raise RunError(f"{run} has no checkpoint: train it first, or wait for its first one")
+    return config, model.eval(), step
 
 
 def write_text(config: RunConfig, model: nn.Module, prompt: str, count: int, temperature: float, seed: int) -> str:
