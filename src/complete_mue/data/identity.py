@@ -51,5 +51,10 @@ def picture_identity(source: str) -> str:
     return f"images-{ImageFolder(source).identity()[:16]}"
 
 
+def identity_now(source: str, known: str) -> str:
+    """What ``source`` holds now, if it is still of the kind that ``known`` is."""
+    return text_identity(source) if known.startswith(("text-", "stdlib-")) else picture_identity(source)
+
+
 def _digest(facts: Any) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
