@@ -17,8 +17,7 @@ from complete_mue.evals.scoring import PRECISIONS, Scorer, Tick
 from complete_mue.evals.tasks import EvalTask, select
 from complete_mue.storage import read_json, write_json
 from complete_mue.train.config import TextTask
-from complete_mue.train.huggingface import run_tokenizer
-from complete_mue.train.sample import load_run_at_step
+from complete_mue.train.sample import load_run_at_step, run_tokenizer
 from complete_mue.train.trainer import pick_device
 
 Progress = Callable[[str], Tick]
