@@ -16,8 +16,8 @@ from complete_mue.train.pieces import KINDS, plain_name
 FOLDER = "checkpoints"
 SIGNS = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, SafetensorError)
 
-_Stamp = tuple[tuple[str, int, int, int], ...]
-_sound: dict[Path, _Stamp] = {}  # folders whose sums held in this process, with sizes and times of their files then
+_Stamp = tuple[tuple[str, str, int, int, int], ...]
+_sound: dict[Path, _Stamp] = {}  # folders whose sums held in this process: sum, size and time of each file then
 
 
 class Damaged(Exception):  # noqa: N818 - an inner signal, never seen by users
@@ -58,7 +58,7 @@ class Checkpoint:
         files = [plain_name(file) for file in sums]
         if any(not [file for file in files if file.startswith(kind)] for kind in KINDS):
             raise Damaged(f"its state.json names {', '.join(files) or 'no file'}, and not {' and '.join(KINDS)}")
-        stamp = _stamp([self.folder / file for file in files])
+        stamp = _stamp(self.folder, sums)
         if _sound.get(self.folder) != stamp:
             for file in files[rank::world]:
                 if sha256(self.folder / file) != sums[file]:
@@ -69,7 +69,7 @@ class Checkpoint:
 
     def written_here(self, state: dict[str, Any]) -> None:
         """This process has just written the files, with their sums."""
-        _sound[self.folder] = _stamp([self.folder / file for file in state["sha256"]])
+        _sound[self.folder] = _stamp(self.folder, state["sha256"])
 
 
 def refuse_obstacles(run: Path) -> None:
@@ -98,6 +98,6 @@ def _plain_file(path: Path) -> Path:
     return path
 
 
-def _stamp(files: list[Path]) -> _Stamp:
-    found = [(file.name, _plain_file(file).stat()) for file in files]
-    return tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in found)
+def _stamp(folder: Path, sums: dict[str, str]) -> _Stamp:
+    found = [(file, str(sums[file]), _plain_file(folder / file).stat()) for file in sorted(sums)]
+    return tuple((file, known, stat.st_ino, stat.st_size, stat.st_mtime_ns) for file, known, stat in found)
