@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 
 from complete_mue.cli import main  # noqa: E402
 from complete_mue.data import prepare  # noqa: E402
-from complete_mue.errors import FileError, RunError  # noqa: E402
+from complete_mue.errors import FileError, MueError, RunError  # noqa: E402
 from complete_mue.recipes import recipe  # noqa: E402
 from complete_mue.train import checkpoint  # noqa: E402
 from complete_mue.train.checkpoint import Checkpoint  # noqa: E402
@@ -271,7 +271,7 @@ def test_checkpoints_do_not_follow_a_link(tmp_path: Path) -> None:
     elsewhere.mkdir()
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "checkpoints").symlink_to(elsewhere)
-    with pytest.raises(RunError, match="checkpoints: is a link"):
+    with pytest.raises(MueError, match="checkpoints: is a link"):
         go(tmp_path / "run")
     assert not list(elsewhere.iterdir())
 
