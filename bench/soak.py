@@ -336,9 +336,9 @@ class Soak:
             return
         before = _content(run)
         place.rename(aside)
-        (run.parent / "other").rename(place)
+        shutil.copytree(run.parent / "other", place)
         done = self._start(kind, run, 1, None)
-        place.rename(run.parent / "other")
+        shutil.rmtree(place)
         aside.rename(place)
         this.damage.append("replaced data")
         if done.status != 2 or "other data" not in done.output:
