@@ -5,13 +5,16 @@
     python bench/soak.py --minutes 60 --seed 7 --out soak.json
 
 Every kind of run is first trained undisturbed. Then, round after round, the same run is disturbed at random moments
-(SIGKILL, SIGTERM, Ctrl-C, a lost rank or worker; between attempts a file of its newest checkpoint may be cut,
-overwritten or removed), gone on with, and at last left to finish:
+(SIGKILL, SIGTERM, Ctrl-C, a lost rank or worker; between attempts files of its newest checkpoint, or of its two newest,
+may be cut, overwritten or removed, and stray or copied checkpoints may turn up), gone on with, and at last left to
+finish. Where no sound checkpoint is left, the run must refuse to go on, and is begun anew with --restart:
 
     run       one process, `mue train --resume`                              losses, weights, moments: the same bits
     ranks     two ranks, FSDP2, experts dealt out, restarted by torchrun     losses, weights, moments: the same bits
     moves     a run that goes on in one process, on two ranks, in one, …     losses: the same up to rounding
+    data      `mue train --resume` on prepared text, which is replaced       refused, then the same bits with the old
     sweep     `mue sweep` in two worker processes                            its ledger: the same bits
+    drivers   two `mue sweep` of one folder, `mue report` again and again    its ledger: the same bits
 
 Watched on the way: memory and open files of all processes (in a longer undisturbed run, too), half-written files,
 locks, processes that stay behind. Exit status 1 if anything was found, 130 after Ctrl-C, which ends what is running.
@@ -21,6 +24,7 @@ Linux only (/proc). Same seed, same disturbances; what they hit depends on the m
 from __future__ import annotations
 
 import argparse
+import hashlib
 import itertools
 import json
 import os
@@ -74,11 +78,32 @@ def moves_command(folder: Path, steps: int, attempt: int) -> list[str]:
     return [sys.executable, "-m", "complete_mue.train", *_keys(folder, steps), "--resume"]
 
 
-def sweep_command(folder: Path, steps: int, attempt: int) -> list[str]:
+def data_command(folder: Path, steps: int, attempt: int) -> list[str]:
+    for name, seed in (("data", 1), ("other", 2)):
+        if not (folder.parent / name).exists():
+            _prepare(folder.parent / name, seed, 300 * steps + 10_000)
+    return [*run_command(folder, steps, attempt), f"task.source={folder.parent / 'data'}"]
+
+
+def _prepare(folder: Path, seed: int, size: int) -> None:
+    """Text that is the same whenever it is made."""
+    text, draw = folder.with_suffix(".txt"), random.Random(seed)
+    text.write_text("".join(draw.choices("etaoin shrdlu\n", k=size)), encoding="utf-8")
+    command = [sys.executable, "-m", "complete_mue", "data", "prepare", str(text), "--out", str(folder)]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def sweep_command(folder: Path, steps: int, attempt: int, workers: int = 2) -> list[str]:
     grid = folder.parent / "grid.toml"
     grid.write_text(SWEEP.format(steps=max(steps // 2, 1)), encoding="utf-8")
-    how = ("--executor", "processes", "--workers", "2", "--replicas", "1")  # one run per program: the same bits always
+    # One run per program: the same bits always.
+    how = ("--executor", "processes", "--workers", str(workers), "--replicas", "1")
     return [sys.executable, "-m", "complete_mue", "sweep", str(grid), *how, "--out", str(folder)]
+
+
+def drivers_command(folder: Path, steps: int, attempt: int) -> list[str]:
+    sweep = sweep_command(folder, steps, attempt, workers=1)
+    return [sys.executable, str(Path(__file__).with_name("drivers.py")), str(folder), *sweep]
 
 
 def _torchrun(folder: Path, steps: int, ranks: int) -> list[str]:
@@ -105,8 +130,13 @@ KINDS = (
     Kind("run", run_command, ("SIGKILL", "SIGTERM", "SIGINT")),
     Kind("ranks", ranks_command, ("SIGKILL to all", "SIGKILL to a rank", "SIGTERM to a rank", "SIGTERM")),
     Kind("moves", moves_command, ("SIGKILL to all", "SIGTERM"), exact=False),
+    Kind("data", data_command, ("SIGKILL", "SIGTERM")),
     Kind("sweep", sweep_command, ("SIGKILL", "SIGKILL to a worker", "SIGTERM", "SIGINT")),
+    Kind("drivers", drivers_command, ("SIGKILL to all", "SIGKILL to a worker")),
 )
+SWEEPS = ("sweep", "drivers")
+# What a run says that cannot go on: no checkpoint is sound, or a damaged state.json names another config.
+REFUSALS = ("none of its checkpoints can be used", "belongs to another config")
 
 
 @dataclass(frozen=True)
@@ -143,6 +173,7 @@ class Round:
     kind: str
     blows: list[str] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
+    refusals: int = 0  # starts that found no sound checkpoint and said so
     attempts: int = 0
     seconds: float = 0.0
     difference: float | None = None  # largest relative difference of a loss to the undisturbed run's
@@ -200,22 +231,32 @@ class Soak:
         """Disturb a run a few times, let it finish, compare."""
         run, began, this = self._fresh(f"{kind.name}-{number}"), time.monotonic(), Round(kind.name)
         self.rounds.append(this)
+        refused = False
         for attempt in range(self.draw.randint(1, 4)):
             blow = self.draw.choice(kind.blows)
             self.say(f"round {number}, {kind.name}: attempt {attempt + 1}, {blow}")
-            done = self._start(kind, run, attempt, blow)
+            done = self._start(kind, run, attempt, blow, restart=refused)
             this.blows += [blow] if done.blow else []
             self._note(this, done, run)
-            self._after_blow(kind, done, number)
-            if kind.name != "sweep" and self.draw.random() < 0.5 and (hurt := damage(run, self.draw)):
+            refused = self._refused(kind, run, done, number, this)
+            if not refused:
+                self._after_blow(kind, done, number)
+            if kind.name == "data":
+                self._replace(kind, run, number, this)
+            elif kind.name not in SWEEPS and self.draw.random() < 0.5 and (hurt := damage(run, self.draw)):
                 this.damage.append(hurt)
         self.say(f"round {number}, {kind.name}: left to finish")
-        last = self._start(kind, run, this.attempts, None)
+        last = self._start(kind, run, this.attempts, None, restart=refused)
         self._note(this, last, run)
+        if self._refused(kind, run, last, number, this):
+            last = self._start(kind, run, this.attempts, None, restart=True)
+            self._note(this, last, run)
         this.seconds = time.monotonic() - began
         if self._finished(kind, last, f"round {number}"):
             self._compare(kind, run, this, number)
         for stray in strays(run, run.parent / "temporary"):
+            if any(part.startswith("before-") for part in stray.parts):  # set aside as it was found
+                continue
             self.found.append(f"round {number}, {kind.name}: {stray.relative_to(run.parent)} was left behind")
         shutil.rmtree(run.parent)
 
@@ -229,19 +270,23 @@ class Soak:
         (self.folder / name / "temporary").mkdir(parents=True)
         return self.folder / name / "run"
 
-    def _start(self, kind: Kind, run: Path, attempt: int, blow: str | None, *, steps: int | None = None) -> Attempt:
+    def _start(
+        self, kind: Kind, run: Path, attempt: int, blow: str | None, *, steps: int | None = None, restart: bool = False
+    ) -> Attempt:
         """Start, wait for a random moment, strike, wait for the end."""
         environment = {
             **os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(run.parent / "temporary"), MARK: self.mark,
             "PYTHONUNBUFFERED": "1",
         }  # fmt: skip
         steps, moment = steps or self.steps, self._moment(kind) if blow else None
+        command = kind.command(run, steps, attempt)
+        if restart:
+            command = ["--restart" if word == "--resume" else word for word in command]
         log, struck, watched, clock = run.parent / "output.txt", None, Watched(), time.time()
         with log.open("wb") as out:
             process = subprocess.Popen(
-                kind.command(run, steps, attempt), stdout=out, stderr=subprocess.STDOUT, env=environment,
-                start_new_session=True,
-            )  # fmt: skip
+                command, stdout=out, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+            )
             while process.poll() is None:
                 spent = watched.look(process.pid, lambda: trains(kind, run, clock))
                 if moment is not None and struck is None and moment.has_come(spent, watched.first):
@@ -274,12 +319,40 @@ class Soak:
         for lock in held(run):
             self.found.append(f"{run.parent.name}: {lock.relative_to(run)} is still locked")
 
+    def _refused(self, kind: Kind, run: Path, done: Attempt, number: int, this: Round) -> bool:
+        """Whether it would not go on from what it found; with a sound checkpoint there, that is a finding."""
+        said = next((words for words in REFUSALS if words in done.output), None)
+        if said is None or done.status == 0:
+            return False
+        this.refusals += 1
+        if said == REFUSALS[0] and (left := sound(run)):
+            self._keep(f"round {number}, {kind.name}: refused, and {left} are sound", done)
+        return True
+
+    def _replace(self, kind: Kind, run: Path, number: int, this: Round) -> None:
+        """Put other data in the place of a run's: it must say so and leave everything as it is."""
+        place, aside = run.parent / "data", run.parent / "aside"
+        if not sound(run):  # nothing to lose yet: it would start with what is there
+            return
+        before = _content(run)
+        place.rename(aside)
+        shutil.copytree(run.parent / "other", place)
+        done = self._start(kind, run, 1, None)
+        shutil.rmtree(place)
+        aside.rename(place)
+        this.damage.append("replaced data")
+        if done.status != 2 or "other data" not in done.output:
+            self._keep(f"round {number}, {kind.name}: exit status {done.status} on replaced data", done)
+        if _content(run) != before:
+            self.found.append(f"round {number}, {kind.name}: a run that was refused changed its directory")
+
     def _after_blow(self, kind: Kind, done: Attempt, number: int) -> None:
         """What a struck process may say: it saved and left (130), a signal ended it, or it was done already."""
-        allowed = {0, 130, 1} if kind.name in ("ranks", "moves") else {0, 130}  # 1: torchrun's word for any failure
+        # 1: torchrun's word for any failure, and that of two drivers of which one was killed
+        allowed = {0, 130, 1} if kind.name in ("ranks", "moves", "drivers") else {0, 130}
         if done.status >= 0 and done.status not in allowed:
             self._keep(f"round {number}, {kind.name}: exit status {done.status} after {done.blow}", done)
-        elif kind.name in ("run", "sweep") and "Traceback" in done.output and done.blow != "SIGINT":
+        elif kind.name in ("run", "data", *SWEEPS) and "Traceback" in done.output and done.blow != "SIGINT":
             self._keep(f"round {number}, {kind.name}: a traceback after {done.blow}", done)
 
     def _finished(self, kind: Kind, done: Attempt, when: str) -> bool:
@@ -307,31 +380,63 @@ class Soak:
 
 
 def damage(run: Path, draw: random.Random) -> str:
-    """Cut, overwrite or remove a file of the newest checkpoint, or leave a torn line of metrics; says what was done."""
-    newest = sorted((run / "checkpoints").glob("step-*"))[-1:]
-    files = sorted(path for folder in newest for path in folder.iterdir())
-    if not files:
+    """Hurt the newest checkpoint, or the two newest, or leave a stray or copied one, or a torn line of metrics; says
+    what was done.
+    """
+    folders = [folder for folder in sorted((run / "checkpoints").glob("step-*")) if any(folder.iterdir())]
+    if not folders:
         return ""
-    path, how = draw.choice(files), draw.choice(("cut", "overwritten", "emptied", "removed", "torn metrics"))
-    content = path.read_bytes()
-    if how == "cut":
-        path.write_bytes(content[: draw.randrange(len(content))])
-    elif how == "overwritten":
-        at = draw.randrange(len(content))
-        path.write_bytes(content[:at] + bytes([content[at] ^ 0x55]) + content[at + 1 :])
-    elif how == "emptied":
-        path.write_bytes(b"")
-    elif how == "removed":
-        path.unlink()
-    else:
+    how = draw.choice(("cut", "overwritten", "emptied", "removed", "torn metrics", "stray", "copied"))
+    if how == "torn metrics":
         with (run / "metrics.jsonl").open("ab") as file:
             file.write(b'{"step": 3, "lo')
+    elif how in ("stray", "copied"):
+        later = folders[-1].with_name(f"step-{int(folders[-1].name[5:]) + draw.randint(1, 99):08d}")
+        later.mkdir(exist_ok=True)
+        if how == "copied":
+            shutil.copytree(folders[-1], later, dirs_exist_ok=True)
+    else:
+        hurt = folders[-draw.choice((1, 1, 2)) :]
+        for folder in hurt:
+            _hurt(draw.choice(sorted(folder.iterdir())), how, draw)
+        return f"{how}, both" if len(hurt) == 2 else how
     return how
+
+
+def _hurt(path: Path, how: str, draw: random.Random) -> None:
+    content = path.read_bytes()
+    if how == "removed":
+        path.unlink()
+    elif how == "overwritten" and content:
+        at = draw.randrange(len(content))
+        path.write_bytes(content[:at] + bytes([content[at] ^ 0x55]) + content[at + 1 :])
+    else:
+        path.write_bytes(content[: draw.randrange(len(content))] if how == "cut" and content else b"")
+
+
+def sound(run: Path) -> list[str]:
+    """Names of checkpoints whose files have the sums they were written with, and whose step is that of their name."""
+    found = []
+    for folder in sorted((run / "checkpoints").glob("step-*")):
+        try:
+            state = json.loads((folder / "state.json").read_bytes())
+            sums = {file: hashlib.sha256((folder / file).read_bytes()).hexdigest() for file in state["sha256"]}
+            if sums and sums == state["sha256"] and state["step"] == int(folder.name[5:]):
+                found.append(folder.name)
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return found
+
+
+def _content(run: Path) -> dict[str, str]:
+    """Checksums of all files of a run, but for its lock."""
+    files = [path for path in run.rglob("*") if path.is_file() and path.name != ".lock"]
+    return {str(path.relative_to(run)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def trains(kind: Kind, run: Path, since: float) -> bool:
     """Whether a run that was started at ``since`` has begun to write what it finds."""
-    path = run / ("sweep.json" if kind.name == "sweep" else "metrics.jsonl")
+    path = run / ("sweep.json" if kind.name in SWEEPS else "metrics.jsonl")
     return path.exists() and path.stat().st_mtime >= since
 
 
@@ -339,7 +444,7 @@ def ending(kind: Kind, run: Path) -> dict[str, Any]:
     """Every loss of a run by step, or of a sweep by point; of a run that is to end with the same bits, checksums of
     its weights and moments.
     """
-    if kind.name == "sweep":
+    if kind.name in SWEEPS:
         records = [json.loads(path.read_text()) for path in sorted((run / "ledger").glob("*.json"))]
         return {
             f"{record['id']} {place}": loss
@@ -348,9 +453,10 @@ def ending(kind: Kind, run: Path) -> dict[str, Any]:
         }
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     losses = {f"{place} {line['step']}": line["loss"] for place, line in enumerate(lines)}
-    losses |= {"last window": json.loads((run / "result.json").read_text())["loss"]}
-    newest = sorted((run / "checkpoints").glob("step-*"))[-1]
-    return losses | (json.loads((newest / "state.json").read_text())["sha256"] if kind.exact else {})
+    result = json.loads((run / "result.json").read_text())
+    last = run / "checkpoints" / f"step-{result['steps']:08d}" / "state.json"
+    losses |= {"last window": result["loss"]}
+    return losses | (json.loads(last.read_text())["sha256"] if kind.exact else {})
 
 
 # -- the record --------------------------------------------------------------------------------------------------------
@@ -359,8 +465,8 @@ def ending(kind: Kind, run: Path) -> dict[str, Any]:
 def table(soak: Soak) -> str:
     """What was done and found, one line per kind of run."""
     lines = [
-        f"{'':8}{'rounds':>7}{'starts':>8}{'blows':>7}{'damage':>8}{'same':>9}{'peak MB':>9}{'growth MB':>11}"
-        f"{'files':>7}{'farewell s':>12}"
+        f"{'':8}{'rounds':>7}{'starts':>8}{'blows':>7}{'damage':>8}{'refused':>9}{'same':>9}{'peak MB':>9}"
+        f"{'growth MB':>11}{'files':>7}{'farewell s':>12}"
     ]
     for name, reference in soak.references.items():
         done = [this for this in soak.rounds if this.kind == name and this.difference is not None]
@@ -369,8 +475,9 @@ def table(soak: Soak) -> str:
         peak = max([reference.peak_mb, *(this.peak_mb for this in done)])
         lines.append(
             f"{name:8}{len(done):>7}{sum(t.attempts for t in done):>8}{sum(len(t.blows) for t in done):>7}"
-            f"{sum(len(t.damage) for t in done):>8}{same:>9}{peak:>9.0f}{_number(reference.growth_mb):>11}"
-            f"{_number(reference.growth_files):>7}{max((t.slowest_farewell for t in done), default=0.0):>12.1f}"
+            f"{sum(len(t.damage) for t in done):>8}{sum(t.refusals for t in done):>9}{same:>9}{peak:>9.0f}"
+            f"{_number(reference.growth_mb):>11}{_number(reference.growth_files):>7}"
+            f"{max((t.slowest_farewell for t in done), default=0.0):>12.1f}"
         )
     blows = Counter(blow for this in soak.rounds for blow in this.blows)
     hurt = Counter(how for this in soak.rounds for how in this.damage)

@@ -55,6 +55,7 @@ class Evidence:
     changes: tuple[str, ...]
     only: tuple[str, ...]
     known: tuple[Path, ...] = ()
+    trusted: bool = False
 
     @property
     def reference(self) -> Path:
@@ -70,7 +71,8 @@ class Evidence:
         """The command that tunes the dense reference."""
         options = (*self._settings(), *(TWO if self.task == "dit" else ()))
         return [
-            "tune", self.task, "--scale", self.scale, *options, *_taken(self.known), "--out", str(self.reference.parent)
+            "tune", self.task, "--scale", self.scale, *options, *_taken(self.known, self.trusted), "--out",
+            str(self.reference.parent),
         ]  # fmt: skip
 
     def sweeps(self) -> list[tuple[str, tuple[str, ...]]]:
@@ -91,15 +93,15 @@ class Evidence:
         others = [folder for axis, folder in folders.items() if axis != figure and (folder / "sweep.json").is_file()]
         return [
             "sweep", figure, "--task", self.task, "--scale", self.scale, "--reference", str(self.reference),
-            *self._settings(), *options, *_taken((*self.known, *others)), "--out", str(folders[figure]),
+            *self._settings(), *options, *_taken((*self.known, *others), self.trusted), "--out", str(folders[figure]),
         ]  # fmt: skip
 
     def _settings(self) -> list[str]:
         return [part for change in (f"task.source={self.source}", *self.changes) for part in ("--set", change)]
 
 
-def _taken(places: Sequence[Path]) -> list[str]:
-    return [part for place in places for part in ("--known", str(place))]
+def _taken(places: Sequence[Path], trusted: bool) -> list[str]:
+    return [*(part for place in places for part in ("--known", str(place))), *(["--trust-known"] if trusted else [])]
 
 
 def mue(command: list[str]) -> subprocess.Popen[bytes]:
@@ -137,6 +139,7 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change the reference's config")
     parser.add_argument("--runs", type=Path, default=Path("runs/transfer"))
     parser.add_argument("--known", type=Path, action="append", default=[], help="sweeps to take finished runs from")
+    parser.add_argument("--trust-known", action="store_true", help="also those that do not say what their data held")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--list", action="store_true")
     given = parser.parse_args()
@@ -144,7 +147,9 @@ def main() -> int:
     unknown = [name for name in only if name not in AXES[given.task]]
     if unknown:
         parser.error(f"--only {unknown[0]!r}: figures of {given.task} are {', '.join(AXES[given.task])}")
-    evidence = Evidence(given.task, given.source, given.runs, given.scale, tuple(given.set), only, tuple(given.known))
+    evidence = Evidence(
+        given.task, given.source, given.runs, given.scale, tuple(given.set), only, tuple(given.known), given.trust_known
+    )
     if given.list:
         for command in (evidence.tuning(), *(evidence.command(*entry) for entry in evidence.sweeps())):
             print("mue", shlex.join(command))

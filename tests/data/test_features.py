@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from complete_mue.data import FeatureData, Scenes, cache_features, describe
@@ -214,3 +217,40 @@ def test_a_real_text_encoder(tmp_path: Path, bpe: Path) -> None:
         TextEncoder.load(tmp_path / "out")
     with pytest.raises(ShapeError, match="captions are stored as features"):
         data.captions(np.arange(1))
+
+
+# -- damage while it is read ------------------------------------------------------------------------------------------
+
+
+def test_a_shard_cut_under_a_reader_is_an_error(tmp_path: Path) -> None:
+    cached(tmp_path / "out", store="float32")
+    code = f"""
+import os
+from complete_mue.data import FeatureData
+from complete_mue.errors import FileError
+data = FeatureData({str(tmp_path / "out")!r}, rows=50)
+data.batch(0)
+for number in range(4):
+    os.truncate({str(tmp_path / "out")!r} + f"/features-{{number:05d}}.safetensors", 700)
+try:
+    data.batch(0)
+except FileError as problem:
+    print(problem)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, (done.returncode, done.stderr)  # not -SIGBUS
+    assert "ends before byte" in done.stdout
+
+
+def test_nan_in_the_data_is_named(tmp_path: Path) -> None:
+    cached(tmp_path / "out", store="float32")
+    shard = tmp_path / "out" / "features-00001.safetensors"
+    tensors = load_file(shard)
+    tensors["images"][3, 0, 0, 0] = torch.nan
+    save_file(tensors, shard)
+    with pytest.raises(FileError, match=r"features-00001\.safetensors: images of item 3 hold NaN"):
+        FeatureData(tmp_path / "out", rows=50).batch(0)
+    tensors["images"][3, 0, 0, 0] = torch.inf
+    save_file(tensors, shard)
+    with pytest.raises(FileError, match="item 3 hold NaN or infinity"):
+        FeatureData(tmp_path / "out", rows=50).batch(0)

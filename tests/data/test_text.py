@@ -91,10 +91,10 @@ def test_held_out_windows_are_other_text(folder: Path, texts: list[str]) -> None
 
 
 def test_many_shards_are_not_all_held_open(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("complete_mue.data.text._OPEN_SHARDS", 2)
+    monkeypatch.setattr("complete_mue.data.reading._MOST", 2)
     data = TextData(folder, sequence=32, rows=2)
     every = torch.cat([data.batch(step) for step in range(len(data))])
-    assert len(data._stream._open) == 2  # type: ignore[attr-defined]
+    assert len(data._stream._files._open) == 2  # type: ignore[attr-defined]
     monkeypatch.undo()
     assert torch.equal(every, torch.cat([data.batch(step) for step in range(len(data))]))
 

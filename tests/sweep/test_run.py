@@ -180,7 +180,7 @@ def test_the_second_start_of_200_points_does_nothing_without_loading_torch(tmp_p
     (trap / "__init__.py").write_text("raise RuntimeError('torch was loaded')")
     second = subprocess.run(
         command,
-        env={**os.environ, "PYTHONPATH": str(trap.parent)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(trap.parent), os.environ.get("PYTHONPATH", "")])},
         capture_output=True,
         text=True,
         timeout=60,

@@ -11,7 +11,7 @@ import typer
 from complete_mue.cli.app import app, need_torch
 from complete_mue.errors import FileError
 
-data = typer.Typer(help="Data: tokenize text into memory-mapped shards, and look at them.")
+data = typer.Typer(help="Data: tokenize text into shards, and look at them.")
 app.add_typer(data, name="data")
 
 
@@ -29,7 +29,7 @@ def prepare_command(
     held_out: Annotated[float, typer.Option("--held-out", help="Last fraction of the documents, set apart.")] = 0.0,
     workers: Annotated[int, typer.Option("--workers", min=1, help="Processes.")] = 2,
 ) -> None:
-    """Tokenize text once into memory-mapped shards. Killed in the middle, the same command goes on.
+    """Tokenize text once into shards. Killed in the middle, the same command goes on.
 
     Example:  mue data prepare corpus.txt.xz --out data/corpus --held-out 0.02
     """

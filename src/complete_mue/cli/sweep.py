@@ -53,6 +53,13 @@ Known = Annotated[
         "--known", metavar="PLACE", help="Sweeps, in folders or packed: points that they finished are copied; repeat."
     ),
 ]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust-known",
+        help="Copy records of before too, which do not say what their data held: on your word that it is the same.",
+    ),
+]
 
 
 @app.command("sweep")
@@ -104,6 +111,7 @@ def sweep_command(
     address: Address = None,
     replicas: Replicas = None,
     known: Known = None,
+    trust_known: Trust = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run points that failed again.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run; train nothing.")] = False,
     out: Annotated[
@@ -144,6 +152,7 @@ def sweep_command(
     from complete_mue.sweep.figures import base_config
     from complete_mue.sweep.figures import figure as named
     from complete_mue.sweep.files import read_sweep_file
+    from complete_mue.sweep.grid import pinned_sweep
     from complete_mue.sweep.ledger import Ledger
     from complete_mue.sweep.run import check_data
 
@@ -165,10 +174,11 @@ def sweep_command(
     if dry_run:
         _describe(sweep)
         return
+    sweep = pinned_sweep(sweep)
     if address is None:  # a cluster may have the data where this machine has none
         check_data(sweep)
     place = _executor(executor, workers, address, sweep)
-    _run(sweep, folder, place, replicas, workers, request, retry_failed, known or ())
+    _run(sweep, folder, place, replicas, workers, request, retry_failed, known or (), trust_known)
     points = [point.id for point in sweep.points()]
     if len(Ledger(folder).failures(points)) < len(points):
         _report(folder)
@@ -192,6 +202,7 @@ def tune_command(
     address: Address = None,
     replicas: Replicas = None,
     known: Known = None,
+    trust_known: Trust = False,
     out: Annotated[Path | None, typer.Option("--out", help="Folder. Default: runs/TASK-tune-SCALE.")] = None,
 ) -> None:
     """Tune the dense reference and write reference.toml: optimum, basin and evidence of lr, weight decay and init std.
@@ -211,7 +222,7 @@ def tune_command(
     folder = out or Path("runs") / f"{task}-tune-{scale}"
 
     def run(sweep: Sweep, place: Path) -> None:
-        _run_whole(sweep, place, executor, workers, address, replicas, known or ())
+        _run_whole(sweep, place, executor, workers, address, replicas, known or (), trust_known)
 
     _, found = tune(
         base, folder, run, scale=scale, hypers=tuple(hyper or (*HYPERS, "lr")), per_octave=per_octave,
@@ -277,7 +288,7 @@ def _reach(span: int | None, octaves: str | None) -> int | tuple[float, float] |
 
 def _run(
     sweep: Sweep, folder: Path, executor: Executor, replicas: int | None, workers: int | None,
-    request: dict[str, Any], retry_failed: bool, known: Sequence[Path] = (),
+    request: dict[str, Any], retry_failed: bool, known: Sequence[Path] = (), trust_known: bool = False,
 ) -> None:  # fmt: skip
     from complete_mue.sweep.capacity import replicas_that_fit
     from complete_mue.sweep.run import run
@@ -286,22 +297,25 @@ def _run(
     device = pick_device(sweep.reference.config.device)
     with _shown(sweep) as show:
         run(
-            sweep, folder, executor, command=_command(), request=request, known=known, retry_failed=retry_failed,
-            show=show, replicas=lambda point: replicas or replicas_that_fit(point.config, device, workers=workers or 1),
+            sweep, folder, executor, command=_command(), request=request, known=known, trust_known=trust_known,
+            retry_failed=retry_failed, show=show, warn=lambda text: print(f"warning: {text}", file=sys.stderr),
+            replicas=lambda point: replicas or replicas_that_fit(point.config, device, workers=workers or 1),
         )  # fmt: skip
 
 
 def _run_whole(
     sweep: Sweep, folder: Path, executor: str, workers: int | None, address: str | None, replicas: int | None,
-    known: Sequence[Path] = (),
+    known: Sequence[Path] = (), trust_known: bool = False,
 ) -> None:  # fmt: skip
     """Run all of a sweep, what failed before too, or end with the cause: what follows needs every point."""
+    from complete_mue.sweep.grid import pinned_sweep
     from complete_mue.sweep.run import check_data
 
+    sweep = pinned_sweep(sweep)
     if address is None:  # a cluster may have the data where this machine has none
         check_data(sweep)
     place = _executor(executor, workers, address, sweep)
-    _run(sweep, folder, place, replicas, workers, {}, retry_failed=True, known=known)
+    _run(sweep, folder, place, replicas, workers, {}, True, known, trust_known)
     _refuse_failures(folder, [point.id for point in sweep.points()], "the same command")
 
 
@@ -360,7 +374,7 @@ def _file_key(path: Path | str) -> str:
 
 def _command() -> str:
     """What the records' reader would type: without `--known`, which saves work and changes no result."""
-    words = ["mue", *sys.argv[1:]]
+    words = [word for word in ("mue", *sys.argv[1:]) if word != "--trust-known"]
     taken = {place for place, word in enumerate(words) if word == "--known"}
     return shlex.join(
         word for place, word in enumerate(words) if not {place, place - 1} & taken and not word.startswith("--known=")

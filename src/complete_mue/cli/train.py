@@ -26,6 +26,10 @@ def train_command(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out; RECIPE may be left out then.")
     ] = False,
+    restart: Annotated[
+        bool,
+        typer.Option("--restart", help="Begin anew in --out; what an earlier run left is set aside, not removed."),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print shape, parameters, plan, memory and FLOPs; train nothing.")
     ] = False,
@@ -40,10 +44,13 @@ def train_command(
     from complete_mue.train.loop import train
     from complete_mue.train.trainer import pick_device
 
+    if resume and restart:
+        raise RunError("--resume goes on and --restart begins anew: give one of them")
     if recipe is not None:
         config = configured(recipe, overrides or (), reference)
-    elif resume and out is not None and reference is None:
+    elif (resume or restart) and out is not None and reference is None:
         config = read_config(out / "config.json")
+        config = config.unpinned if restart else config
     else:
         raise RunError(f"no recipe: give one of {', '.join(RECIPES)}, or --resume --out DIR to go on with a run's own")
     pick_device(config.device)
@@ -52,7 +59,7 @@ def train_command(
         return
     run = out or Path("runs") / config.name
     with _progress(config) as (report, warn):
-        result = train(config, run, resume=resume, report=report, warn=warn)
+        result = train(config, run, resume=resume, restart=restart, report=report, warn=warn)
     print(
         f"{result.status} after {result.steps} steps" + (f", loss {result.loss:.4f}" if result.loss is not None else "")
     )

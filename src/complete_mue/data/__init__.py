@@ -1,6 +1,6 @@
 """Data as a pure function of the step: prepared text, built-in sources, images with captions, cached features.
 
-    prepare(sources, folder, tokenizer=…)         text -> memory-mapped shards with a manifest
+    prepare(sources, folder, tokenizer=…)         text -> shards with a manifest
     TextData(folder, …).batch(step)               int64 [rows, sequence + 1]
     Scenes(…).batch(step), ImageData(…), …        ImageBatch(images, text)
     cache_features(source, folder, …)             images -> latents, captions -> features, on disk

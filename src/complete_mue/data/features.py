@@ -25,6 +25,8 @@ from complete_mue.data.encoders import Autoencoder, TextEncoder, fingerprint
 from complete_mue.data.manifest import MANIFEST, PROGRESS
 from complete_mue.data.optional import need
 from complete_mue.data.progress import Meter
+from complete_mue.data.reading import OpenFiles
+from complete_mue.data.rows import StoredRows
 from complete_mue.data.sampling import Rows, Sampling, part
 from complete_mue.errors import FileError, MueError, RunError, ShapeError
 from complete_mue.layout.numbers import count
@@ -240,7 +242,7 @@ class FeatureData(Pictures):
         self._first, self.items = part(self.manifest.items, held_out, split)
         self.rows = Rows(rows, rank, world)
         self._sampling = Sampling(self.items, self.rows, seed, epochs, f"{folder}, {split}: pictures")
-        self._files: dict[int, Any] = {}
+        self._files, self._shards = OpenFiles("cache the features again"), dict[int, StoredRows]()
 
     def __len__(self) -> int:
         return self._sampling.steps
@@ -267,23 +269,30 @@ class FeatureData(Pictures):
         features = len(self.manifest.text_shape) == 2
         text = torch.empty(len(items), *self.manifest.text_shape, dtype=torch.float32 if features else torch.int64)
         for row, (number, place) in enumerate(zip(numbers.tolist(), places.tolist(), strict=True)):
-            inside = number - int(self._starts[place])
-            picture, words, lengths = self._shard(place)
+            inside, shard = number - int(self._starts[place]), self._shard(place)
             try:
-                images[row], text[row] = picture[inside : inside + 1][0], words[inside : inside + 1][0]
-                if features:
-                    text[row, int(lengths[inside]) :] = torch.nan
-            except (RuntimeError, IndexError, ValueError) as problem:
-                file = self.folder / self.manifest.shards[place].file
-                raise FileError(f"{file}: not what the manifest says ({problem}); cache the features again") from None
+                images[row], text[row] = shard.row("images", inside), shard.row("text", inside)
+                words = int(shard.row("lengths", inside)) if features else 0
+            except (RuntimeError, ValueError) as problem:
+                if isinstance(problem, FileError):
+                    raise
+                raise FileError(
+                    f"{shard.path}: not what the manifest says ({problem}); cache the features again"
+                ) from None
+            for what, tensor in (("images", images[row]), ("text", text[row, :words])):
+                if not tensor.isfinite().all():
+                    raise FileError(
+                        f"{shard.path}: {what} of item {inside} hold NaN or infinity; look at the encoder that made "
+                        "them, and cache the features again"
+                    )
+            if features:
+                text[row, words:] = torch.nan
         return ImageBatch(images, text)
 
-    def _shard(self, place: int) -> tuple[Any, Any, Tensor]:
-        """Slices of a shard that read only what is asked of them."""
-        if place not in self._files:
-            with _opened(self.folder / self.manifest.shards[place].file) as file:
-                self._files[place] = file.get_slice("images"), file.get_slice("text"), file.get_tensor("lengths")
-        return self._files[place]  # type: ignore[no-any-return]
+    def _shard(self, place: int) -> StoredRows:
+        if place not in self._shards:
+            self._shards[place] = StoredRows(self.folder / self.manifest.shards[place].file, self._files)
+        return self._shards[place]
 
 
 def _autoencoder(given: str | Path | nn.Module | Autoencoder | None, device: str | torch.device) -> Autoencoder | None:

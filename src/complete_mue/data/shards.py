@@ -1,4 +1,4 @@
-"""Tokenize sources once into memory-mapped shards: in parallel, resumable, whole files only.
+"""Tokenize sources once into shards: in parallel, resumable, whole files only.
 
 Shards hold whole documents and close at the first document that reaches ``shard_tokens``; where they are cut depends
 on nothing but sources and settings, so a run that was killed and goes on ends with the same bytes.

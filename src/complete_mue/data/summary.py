@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from complete_mue.data.identity import picture_identity, text_identity
 from complete_mue.data.manifest import MANIFEST, Manifest
 from complete_mue.storage import read_json
 
@@ -32,8 +33,10 @@ def describe(folder: str | Path) -> Summary:
     from complete_mue.data.features import FORMAT, FeatureManifest
 
     if path.is_file() and read_json(path, "manifest").get("format") == FORMAT:
-        return Summary({"folder": str(folder), **FeatureManifest.read(folder).facts()})
-    return Summary({"folder": str(folder), **_text(Manifest.read(folder))})
+        facts = {"identity": picture_identity(str(folder)), **FeatureManifest.read(folder).facts()}
+    else:
+        facts = {"identity": text_identity(str(folder)), **_text(Manifest.read(folder))}
+    return Summary({"folder": str(folder), **facts})
 
 
 def _text(manifest: Manifest) -> dict[str, Any]:

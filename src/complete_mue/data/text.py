@@ -6,12 +6,8 @@ but the first is predicted exactly once per epoch. The only state of a run is it
 
 from __future__ import annotations
 
-import sys
-import sysconfig
-from collections import OrderedDict
 from collections.abc import Sequence
 from functools import lru_cache
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,13 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from complete_mue.data.library import LARGEST, library_texts
 from complete_mue.data.manifest import ITEM_SIZE, Manifest
+from complete_mue.data.reading import OpenFiles
 from complete_mue.data.sampling import Rows, Sampling
 from complete_mue.data.tokenizers import ByteTokenizer, Tokenizer
 from complete_mue.errors import FileError, RunError, ShapeError
 from complete_mue.layout.numbers import count
-
-_OPEN_SHARDS = 256
 
 
 class TokenStream(Protocol):
@@ -41,12 +37,12 @@ class TokenStream(Protocol):
 
 
 class Shards:
-    """The shards of a split as one stream, memory-mapped when first read."""
+    """The shards of a split as one stream."""
 
     def __init__(self, paths: Sequence[Path], tokens: Sequence[int], dtype: str) -> None:
         self._paths, self._dtype = list(paths), np.dtype(f"<u{ITEM_SIZE[dtype]}")
         self._starts = np.concatenate([[0], np.cumsum(tokens, dtype=np.int64)])
-        self._open: OrderedDict[int, NDArray[Any]] = OrderedDict()
+        self._files = OpenFiles("prepare the data again")
 
     @property
     def size(self) -> int:
@@ -55,27 +51,14 @@ class Shards:
 
     def read(self, start: int, out: NDArray[np.int64]) -> None:
         """Fill ``out`` from ``start`` on, across shards."""
-        number = int(np.searchsorted(self._starts, start, side="right")) - 1
-        filled = 0
+        number, filled, size = int(np.searchsorted(self._starts, start, side="right")) - 1, 0, self._dtype.itemsize
         while filled < len(out):
-            offset = start + filled - int(self._starts[number])
-            part = self._shard(number)[offset : offset + len(out) - filled]
-            out[filled : filled + len(part)] = part
-            filled += len(part)
+            first, end = int(self._starts[number]), int(self._starts[number + 1])
+            count = min(len(out) - filled, end - start - filled)
+            content = self._files.read(self._paths[number], (start + filled - first) * size, count * size)
+            out[filled : filled + count] = np.frombuffer(content, self._dtype)
+            filled += count
             number += 1
-
-    def _shard(self, number: int) -> NDArray[Any]:
-        if number in self._open:
-            self._open.move_to_end(number)
-            return self._open[number]
-        try:
-            mapped: NDArray[Any] = np.memmap(self._paths[number], self._dtype, mode="r").view(np.ndarray)
-        except (OSError, ValueError) as problem:
-            raise FileError(f"{self._paths[number]}: cannot be mapped ({problem}); prepare the data again") from None
-        self._open[number] = mapped
-        if len(self._open) > _OPEN_SHARDS:
-            self._open.popitem(last=False)
-        return mapped
 
 
 class Memory:
@@ -210,7 +193,7 @@ class StandardLibrary(Windows):
     most ``LARGEST`` bytes. The last twentieth of the files is the split ``held_out``.
     """
 
-    LARGEST = 20_000_000
+    LARGEST = LARGEST
 
     def __init__(
         self,
@@ -235,23 +218,10 @@ class StandardLibrary(Windows):
 @lru_cache(maxsize=1)
 def _library() -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
     """Tokens of the training and of the held-out files."""
-    root = Path(sysconfig.get_path("stdlib"))
-    tops = sys.stdlib_module_names - {"test", "idlelib", "lib2to3", "turtledemo", "antigravity", "this"}
-    files = [root / f"{name}.py" for name in tops]
-    for name in tops:
-        files += [path for path in (root / name).rglob("*.py") if not {"test", "tests"} & set(path.parts[:-1])]
-    # By the checksum of the name, so that a prefix and the held-out end are samples of the whole.
-    named = sorted((sha256(path.relative_to(root).as_posix().encode()).digest(), path) for path in files)
-    texts, size = [], 0
-    for _, path in named:
-        if path.is_file() and size < StandardLibrary.LARGEST:
-            texts.append(path.read_bytes())
-            size += len(texts[-1])
-    if len(texts) < 20:
-        raise FileError(f"{root}: the standard library's sources are not there; give prepared text instead")
+    texts = library_texts()
     held = len(texts) // 20
     return _tokens(texts[:-held]), _tokens(texts[-held:])
 
 
-def _tokens(texts: list[bytes]) -> NDArray[np.uint16]:
+def _tokens(texts: Sequence[bytes]) -> NDArray[np.uint16]:
     return ByteTokenizer().documents(texts)[1].astype(np.uint16)

@@ -16,10 +16,8 @@ from complete_mue.evals.results import Report, Score
 from complete_mue.evals.scoring import PRECISIONS, Scorer, Tick
 from complete_mue.evals.tasks import EvalTask, select
 from complete_mue.storage import read_json, write_json
-from complete_mue.train.checkpoint import Checkpoint
 from complete_mue.train.config import TextTask
-from complete_mue.train.huggingface import run_tokenizer
-from complete_mue.train.sample import load_run
+from complete_mue.train.sample import load_run_at_step, run_tokenizer
 from complete_mue.train.trainer import pick_device
 
 Progress = Callable[[str], Tick]
@@ -42,7 +40,7 @@ def open_run(
     run: Path, *, device: str = "auto", precision: str = "auto", batch_tokens: int | None = None
 ) -> tuple[Scorer, dict[str, Any]]:
     """A language-model run, ready to answer, and what identifies it."""
-    config, model = load_run(run)
+    config, model, step = load_run_at_step(run)
     if not isinstance(config.task, TextTask):
         raise RunError(f"{run}: a {type(config.task).__name__} run; give the run of a language model")
     place = pick_device(device)
@@ -52,7 +50,7 @@ def open_run(
         raise RunError(f"precision {precision!r}: give auto, {' or '.join(PRECISIONS)}")
     identity = {
         "name": config.name,
-        "step": Checkpoint.listed(run)[0].step,
+        "step": step,
         "weights": _weights_checksum(model),
         "precision": precision,
         "longest": config.task.sequence,

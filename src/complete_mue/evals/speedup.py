@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from complete_mue.errors import RunError
 from complete_mue.report.speedup import Speedup, speedup_curves
 from complete_mue.storage import whole
 from complete_mue.train.config import RunConfig, read_config
-from complete_mue.train.directory import read_metrics
+from complete_mue.train.directory import read_metrics, with_loss
 
 _ROWS = 9
 
@@ -53,7 +54,12 @@ def compare(reference: Path, target: Path) -> Comparison:
 
 
 def _comparable(reference: RunConfig, target: RunConfig) -> None:
-    if reference.task != target.task:
+    known = bool(reference.task.data and target.task.data)  # runs of before name their data by path alone
+    one, two = (
+        dataclasses.replace(task, source=task.data if known else task.source, data="")
+        for task in (reference.task, target.task)
+    )
+    if one != two:
         raise RunError(
             f"the runs have different tasks ({reference.task} and {target.task}): their losses cannot be compared; "
             "give two runs on the same data with the same sequence"
@@ -61,7 +67,7 @@ def _comparable(reference: RunConfig, target: RunConfig) -> None:
 
 
 def _losses(run: Path) -> tuple[list[float], list[float]]:
-    lines = [line for line in read_metrics(run) if isinstance(line.get("loss"), int | float)]
+    lines = with_loss(read_metrics(run))
     if not lines:
         raise RunError(f"{run}: has no losses in metrics.jsonl; give the directory of a trained run")
     return [float(line["step"]) for line in lines], [float(line["loss"]) for line in lines]

@@ -1,8 +1,8 @@
 """A sweep as data: targets x rule sets x values of hyperparameters x seeds, as points with stable ids.
 
 The id of a point is the fingerprint of its config: the same point has the same id in every sweep, on every machine, and
-whatever else the sweep holds. Values are those of the dense reference, before the transfer, so that a perfect transfer
-has one optimum for all targets.
+whatever else the sweep holds; other data, also at the same path, is another point. Values are those of the dense
+reference, before the transfer, so that a perfect transfer has one optimum for all targets.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from complete_mue.errors import RunError
+from complete_mue.errors import MueError, RunError
 from complete_mue.layout import Role
 from complete_mue.layout.tensors import FEED_FORWARD_ROLES, block_roles
 from complete_mue.report.records import Place
 from complete_mue.sweep.hypers import HYPERS, Hyper
 from complete_mue.train.config import RunConfig, TextTask
+from complete_mue.train.pin import identity, pinned
 
 FORMAT = 1
 OWN_RULES = "complete_mue"
@@ -100,6 +101,12 @@ class Sweep:
         """The tuned model."""
         return self.targets[0]
 
+    @property
+    def sources(self) -> dict[str, str]:
+        """What the data holds, by where it lies, as far as it is known here."""
+        tasks = [target.config.task for target in self.targets]
+        return {task.source: task.data for task in tasks if task.data}
+
     def points(self) -> tuple[SweepPoint, ...]:
         """Every run once, also where several scans share it."""
         found: dict[str, SweepPoint] = {}
@@ -145,6 +152,19 @@ class Sweep:
                 for name, value in p.hypers
             ],
         }
+
+
+def pinned_sweep(sweep: Sweep) -> Sweep:
+    """The sweep on what its data holds now. Data that is not here (a cluster may have it) stays named by its path."""
+    return dataclasses.replace(sweep, targets=tuple(_pinned_target(target) for target in sweep.targets))
+
+
+def _pinned_target(target: Target) -> Target:
+    try:
+        identity(target.config.task)
+    except MueError:  # who trains it will say what is wrong
+        return target
+    return dataclasses.replace(target, config=pinned(target.config))
 
 
 def _described(target: Target) -> dict[str, Any]:

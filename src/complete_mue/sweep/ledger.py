@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from complete_mue.errors import FileError
+from complete_mue.data.identity import identity_now
+from complete_mue.errors import FileError, MueError
 from complete_mue.report.stored import Stored
 from complete_mue.storage import read_json, write_json
 
@@ -58,13 +59,16 @@ class Ledger:
         """Enter a finished point."""
         write_json(self._records / f"{point}.json", {"format": FORMAT, "id": point, **record})
 
-    def take_over(self, points: Iterable[str], other: Stored) -> None:
-        """Copy what another sweep has finished of these points, failures aside."""
+    def take_over(self, points: Mapping[str, str], other: Stored) -> None:
+        """Copy what another sweep has finished of these points, failures aside; ``points`` gives the id that each has
+        there. Under another id, the copy says so, and not what its data was.
+        """
         for point in sorted(set(points) - self.done()):
-            record = other.record(point)
+            record = other.record(points[point])
             if record is not None and record.text("status") != "failed":
                 record.format()
-                write_json(self._records / f"{point}.json", dict(record.data))
+                renamed = {"id": point, "known_as": points[point], "data": None} if points[point] != point else {}
+                write_json(self._records / f"{point}.json", {**record.data, **renamed})
 
     def open_points(self, points: Iterable[str], *, retry_failed: bool = False) -> list[str]:
         """Of these points, those still to run: without a record, or (``retry_failed``) with one that says failed."""
@@ -91,8 +95,17 @@ class Ledger:
                 os.close(handle)
 
 
+def replaced(source: str, known: str) -> bool:
+    """Whether data that is still there is not what it was."""
+    try:
+        return identity_now(source, known) != known
+    except MueError:
+        return False
+
+
 def settled(folder: str | Path, request: dict[str, Any], *, retry_failed: bool = False) -> list[str] | None:
-    """The points of a sweep, if it is the one asked for and all are done; None if there is work to do.
+    """The points of a sweep, if it is the one asked for, on the same data, and all are done; None if there is work to
+    do.
 
     Reads files alone, so that a finished sweep is recognised without loading torch.
     """
@@ -101,6 +114,10 @@ def settled(folder: str | Path, request: dict[str, Any], *, retry_failed: bool =
         return None
     sweep = read_json(folder / "sweep.json", "sweep")
     ids = {point["id"] for point in sweep.get("points", ())}
-    if sweep.get("request") != request or Ledger(folder).open_points(sorted(ids), retry_failed=retry_failed):
+    asked = sweep.get("request")
+    if not isinstance(asked, dict) or any(replaced(*known) for known in asked.get("sources", {}).items()):
+        return None
+    same = {key: value for key, value in asked.items() if key != "sources"} == request
+    if not same or Ledger(folder).open_points(sorted(ids), retry_failed=retry_failed):
         return None
     return sorted(ids)

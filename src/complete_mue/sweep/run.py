@@ -19,11 +19,12 @@ from typing import Any
 
 import torch
 
+from complete_mue.errors import RunError
 from complete_mue.report.stored import Stored, find_sweeps, load
 from complete_mue.report.union import join_plans
 from complete_mue.storage import read_json, write_json
 from complete_mue.sweep.executor import Advanced, Executor, Failed, Finished, Job
-from complete_mue.sweep.grid import Sweep, SweepPoint, fusible
+from complete_mue.sweep.grid import Sweep, SweepPoint, fusible, pinned_sweep
 from complete_mue.sweep.ledger import Ledger
 from complete_mue.train.task import build
 
@@ -81,17 +82,22 @@ def run(
     request: dict[str, Any] | None = None,
     replicas: Callable[[SweepPoint], int],
     known: Sequence[Path] = (),
+    trust_known: bool = False,
     retry_failed: bool = False,
     show: Show = lambda status: None,
+    warn: Callable[[str], None] = lambda text: None,
 ) -> Status:
     """Train all points of ``sweep`` that ``folder`` has no record of; ``replicas`` says how many go in one program.
 
-    ``known`` are other sweeps, in folders or packed: points that they have finished, or finish meanwhile, are taken
-    from there.
+    ``known`` are other sweeps, in folders or packed: points that they have finished on the same data, or finish
+    meanwhile, are taken from there. Records of before name prepared data by its path; with ``trust_known`` those are
+    taken too, on the caller's word that it held the same.
     """
     others = [load(place) for given in known for place in find_sweeps(given)]
+    sweep = pinned_sweep(sweep)
     enter(sweep, folder, command, request or {})
-    runner = _Runner(sweep, Ledger(folder), others, executor, replicas, retry_failed, show)
+    takeover = Takeover(others, trust_known, warn)
+    runner = _Runner(sweep, Ledger(folder), takeover, executor, replicas, retry_failed, show)
     try:
         return runner.run()
     finally:
@@ -109,24 +115,82 @@ def check_data(sweep: Sweep) -> None:
 def enter(sweep: Sweep, folder: Path, command: str, request: dict[str, Any]) -> None:
     """Write ``sweep.json``; a folder of another sweep is refused. Points of earlier calls stay: the plan is the union,
     so that a sweep grows by other rule sets, hyperparameters, seeds or a wider span."""
-    path, plan = folder / "sweep.json", sweep.to_dict(command, request)
+    path, plan = folder / "sweep.json", sweep.to_dict(command, {**request, "sources": sweep.sources})
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".sweep.lock").open("w") as turn:  # another sweep may enter its own points at this moment
         fcntl.flock(turn, fcntl.LOCK_EX)
         if path.exists():
-            plan = join_plans(read_json(path, "sweep"), plan, str(folder), "give another folder")
+            old = read_json(path, "sweep")
+            plan["request"]["sources"] = _same_data(folder, old, plan)
+            plan = join_plans(old, plan, str(folder), "give another folder")
         write_json(path, plan)
+
+
+def _same_data(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> dict[str, str]:
+    """What the data of both plans holds; other data at the same path is refused."""
+    asked, sources = old.get("request"), new["request"]["sources"]
+    known = asked.get("sources") if isinstance(asked, dict) else None
+    if not isinstance(known, dict):  # of before
+        if any(held != source for source, held in sources.items()):  # all but sources that are known by their name
+            raise RunError(
+                f"{folder} holds a sweep that does not say what its data held, as those of before do not; give another "
+                f"folder, and `--known {folder} --trust-known` if you know that the data is the same"
+            )
+        return dict(sources)
+    for source, held in sources.items():
+        if known.get(source, held) != held:
+            raise RunError(
+                f"{folder} holds a sweep on other data: {source} held {known[source]} and now holds {held}; put the "
+                "data back, or give another folder"
+            )
+    return {**known, **sources}
+
+
+@dataclass
+class Takeover:
+    """Other sweeps, whose finished points need not run again."""
+
+    others: list[Stored]
+    trusted: bool  # take records of before, too, which name their data by path alone
+    warn: Callable[[str], None]
+    _told: bool = False
+
+    def take(self, ledger: Ledger, points: Sequence[SweepPoint]) -> None:
+        """Copy what the others have finished of these points on the same data."""
+        here = {point.id: point.id for point in points if point.config.task.data}
+        before = {point.id: old for point in points if (old := point.config.unpinned.fingerprint) != point.id}
+        for other in self.others:
+            ledger.take_over(here, other)
+            if self.trusted:
+                ledger.take_over(before, other)
+        self._tell(set(before) - ledger.done(), before, [point for point in points if point.id not in here])
+
+    def _tell(self, missing: set[str], before: dict[str, str], unknown: list[SweepPoint]) -> None:
+        """Say once what was left where it is, and why."""
+        left = [point for point in missing if any(other.record(before[point]) for other in self.others)]
+        if self._told or not self.others or not (left or unknown):
+            return
+        self._told = True
+        if left:
+            self.warn(
+                f"{len(left)} points were finished on data of the same path, in records that do not say what it held: "
+                "they are trained anew; --trust-known takes them over, if you know that the data is the same"
+            )
+        if unknown:
+            self.warn(
+                f"{len(unknown)} points are on data that is not on this machine: what --known has of them is left there"
+            )
 
 
 class _Runner:
     def __init__(
-        self, sweep: Sweep, ledger: Ledger, known: list[Stored], executor: Executor,
+        self, sweep: Sweep, ledger: Ledger, known: Takeover, executor: Executor,
         replicas: Callable[[SweepPoint], int], retry_failed: bool, show: Show,
     ) -> None:  # fmt: skip
         self.ledger, self.known, self.executor = ledger, known, executor
         self.retry_failed, self.show = retry_failed, show
         self.points = {point.id: point for point in sweep.points()}
-        self._take_over(list(self.points))
+        self.known.take(ledger, list(self.points.values()))
         missing = set(ledger.open_points(self.points, retry_failed=retry_failed))
         groups = [
             Group(chunk)
@@ -171,7 +235,7 @@ class _Runner:
             group = self.waiting.popleft()
             held = ExitStack()
             ids = [point.id for point in group.points]
-            self._take_over(ids)
+            self.known.take(self.ledger, group.points)
             mine = held.enter_context(self.ledger.claim(ids, retry_failed=self.retry_failed))
             others = [point for point in group.points if point.id not in mine]
             entered = self.ledger.done()
@@ -187,10 +251,6 @@ class _Runner:
             self.jobs += 1
             self.running[self.jobs] = started
             self.executor.start(Job(self.jobs, tuple(point.config for point in points)))
-
-    def _take_over(self, ids: list[str]) -> None:
-        for other in self.known:
-            self.ledger.take_over(ids, other)
 
     def _take(self, event: Any) -> None:
         group = self.running.get(event.number)

@@ -10,6 +10,7 @@ import torch
 
 from complete_mue.sweep.fused import FusedResult, train_fused
 from complete_mue.train.config import RunConfig
+from complete_mue.train.pin import pinned
 from complete_mue.train.schedule import last_window
 
 BINS = 100  # a record's loss curve is the mean over at most so many spans of steps
@@ -25,10 +26,13 @@ def work(configs: Sequence[RunConfig], *, threads: int | None = None, report: Pr
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
         _forget_programs(configs)
-    start = time.perf_counter()
+    start, data = time.perf_counter(), pinned(configs[0]).task.data
     results, _ = train_fused(configs, report=report)
-    seconds = time.perf_counter() - start
-    return [_record(result, config, seconds, len(configs)) for result, config in zip(results, configs, strict=True)]
+    seconds, fused = time.perf_counter() - start, len(configs)
+    return [
+        _record(result, config, seconds, fused) | {"data": data}
+        for result, config in zip(results, configs, strict=True)
+    ]
 
 
 _compiled_for: list[tuple[object, ...]] = []

@@ -1,4 +1,4 @@
-"""``torchrun --nproc-per-node 8 -m complete_mue.train RECIPE[:LAYOUT] [KEY=VALUE]… --out DIR [--resume]``.
+"""``torchrun --nproc-per-node 8 -m complete_mue.train RECIPE[:LAYOUT] [KEY=VALUE]… --out DIR [--resume | --restart]``.
 
 The same recipes and keys as ``mue train``, on all ranks that torchrun starts; without torchrun, on one device.
 """
@@ -36,12 +36,13 @@ def main(arguments: list[str] | None = None) -> int:
         run = given.out or Path("runs") / config.name
         if (given.resume or _restarted()) and (ended := divergence(run, config)) is not None:
             # torchrun counts a divergence as a failure and starts the ranks again: they must not repeat it.
-            print(f"rank {rank}: {repeated(run, ended)}", file=sys.stderr)
+            print(f"rank {rank}: {repeated(run, ended, config)}", file=sys.stderr)
             return _DIVERGED
         device = _device(config.device)
         with launched(config.expert_parallel, device) as ranks:
             result = train(
-                config, run, resume=given.resume, report=_report(config), ranks=ranks, device=device,
+                config, run, resume=given.resume or (given.restart and _restarted()),
+                restart=given.restart and not _restarted(), report=_report(config), ranks=ranks, device=device,
                 warn=lambda text: print(f"warning: {text}", file=sys.stderr),
             )  # fmt: skip
     except MueError as problem:
@@ -64,9 +65,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="budget.steps=300, expert_parallel=8, …")
     parser.add_argument("--reference", type=Path, help="a tuned reference.toml to transfer from, as `mue tune` writes")
     parser.add_argument("--out", type=Path, help="the run's directory, which all ranks see; default runs/NAME")
-    parser.add_argument(
+    begin = parser.add_mutually_exclusive_group()
+    begin.add_argument(
         "--resume", action="store_true",
         help="go on from the newest checkpoint, if there is one; so that a restarted run does",
+    )  # fmt: skip
+    begin.add_argument(
+        "--restart", action="store_true",
+        help="begin anew, with what an earlier run left set aside; ranks that torchrun starts again go on",
     )  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="print the memory per rank and train nothing")
     return parser

@@ -3,7 +3,7 @@
     checkpoints/step-00000200/
       model.safetensors        weights by parameter name
       optimizer.safetensors    AdamW's moments by parameter name, and its step
-      state.json               step, fingerprint of the config, sha256 of all files
+      state.json               step, fingerprint of the config, what the data was, sha256 of all files
 
 Several ranks write a pair of files each (pieces.py); whoever reads them, and on how many ranks, gets the same tensors.
 Data and noise are pure functions of the step, so there is no other state to keep.
@@ -11,11 +11,11 @@ Data and noise are pure functions of the step, so there is no other state to kee
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,28 +27,15 @@ from torch.distributed.tensor import DTensor
 
 from complete_mue.errors import MueError, RunError
 from complete_mue.storage import read_json, sha256
+from complete_mue.train.config import RunConfig, refuse_other_data
 from complete_mue.train.parallel import ALONE, Ranks
-from complete_mue.train.pieces import KINDS, Part, Pieces, plain_name, written_here
+from complete_mue.train.pieces import KINDS, Part, Pieces, written_here
+from complete_mue.train.shelf import FOLDER, SIGNS, Checkpoint, Damaged, refuse_obstacle
+
+__all__ = ["Checkpoint", "load_newest", "read", "save"]
 
 _FILES = ("model.safetensors", "optimizer.safetensors")
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """One checkpoint on disk."""
-
-    folder: Path
-    step: int
-
-    @classmethod
-    def listed(cls, run: Path) -> list[Checkpoint]:
-        """All of a run, newest first; half-written ones have other names."""
-        found = []
-        for folder in (run / "checkpoints").glob("step-*"):
-            digits = folder.name.removeprefix("step-")
-            if digits.isascii() and digits.isdigit() and len(digits) < 19 and folder.is_dir():
-                found.append(cls(folder, int(digits)))
-        return sorted(found, key=lambda checkpoint: -checkpoint.step)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 # -- writing -------------------------------------------------------------------------------------------------------
@@ -57,26 +44,27 @@ class Checkpoint:
 def save(
     run: Path,
     step: int,
-    fingerprint: str,
+    config: RunConfig,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    keep: int,
     masters: Mapping[str, nn.Parameter] | None = None,
     ranks: Ranks = ALONE,
 ) -> Path:
-    """Write a checkpoint beside the others, then let it appear under its name; older ones beyond ``keep`` go.
+    """Write a checkpoint beside the others, then let it appear under its name; older ones go as soon as there are
+    ``config.keep`` sound ones up to this step.
 
     ``masters`` are weights, by name, that the optimizer trains in the place of the model's own. Of several ranks each
     writes what it holds, into one folder that all of them see.
     """
-    parent = run / "checkpoints"
+    parent = run / FOLDER
     draft, final = parent / f".writing-{os.getpid() if ranks.mesh is None else 'ranks'}", parent / f"step-{step:08d}"
     masters = masters or {}
+    weights: dict[str, Tensor] = model.state_dict() | masters
     names = {id(parameter): name for name, parameter in (*model.named_parameters(), *masters.items())}
     stages = (
         lambda: _clear(draft) if ranks.first else None,
-        lambda: _write(draft, (model.state_dict() | masters, _moments(optimizer, names)), ranks),
-        lambda: _publish(draft, final, step, fingerprint, ranks) if ranks.first else None,
+        lambda: _write(draft, (weights, _moments(optimizer, names)), ranks),
+        lambda: _publish(draft, Checkpoint(final, step), config, ranks) if ranks.first else None,
     )
     for stage in stages:  # each begins when all ranks have done the one before
         problem: Exception | None = None
@@ -87,13 +75,40 @@ def save(
         if ranks.any(problem is not None):
             if ranks.first:
                 shutil.rmtree(draft, ignore_errors=True)
+            advice = "free some space" if problem is None or _full(problem) else "mend that"
             raise RunError(
-                f"{final}: the checkpoint could not be written ({problem or 'another rank could not'}); free some "
-                f"space and resume: earlier checkpoints are intact"
+                f"{final}: the checkpoint could not be written ({problem or 'another rank could not'}); {advice} "
+                "and resume: earlier checkpoints are intact"
             ) from None
-    for old in Checkpoint.listed(run)[keep:] if ranks.first else ():
-        shutil.rmtree(old.folder, ignore_errors=True)
+    if ranks.first:
+        _rotate(run, step, config, {name: tuple(tensor.shape) for name, tensor in weights.items()})
     return final
+
+
+def _rotate(run: Path, step: int, config: RunConfig, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Remove what is older than the last ``config.keep`` sound checkpoints up to ``step``, the one just written.
+
+    Damaged ones and strays never count, so they cannot push out one that a run could go on from.
+    """
+    sound = 0
+    for found in Checkpoint.listed(run):
+        if sound >= config.keep:
+            shutil.rmtree(found.folder, ignore_errors=True)
+        elif found.step <= step:
+            sound += found.step == step or _usable(found, config, shapes)
+
+
+def _usable(checkpoint: Checkpoint, config: RunConfig, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    try:
+        weights, _ = _opened(checkpoint, config, ALONE)
+    except (Damaged, MueError):
+        return False
+    return weights.shapes == shapes
+
+
+def _full(problem: Exception) -> bool:
+    """Whether the disk is full; safetensors says so in words alone."""
+    return getattr(problem, "errno", None) in _FULL or any(f"os error {code})" in str(problem) for code in _FULL)
 
 
 def _clear(draft: Path) -> None:
@@ -117,9 +132,11 @@ def _write(draft: Path, tensors: tuple[Mapping[str, Tensor], ...], ranks: Ranks)
     (draft / f"note-{ranks.rank:05d}.json").write_text(json.dumps(note), encoding="utf-8")
 
 
-def _publish(draft: Path, final: Path, step: int, fingerprint: str, ranks: Ranks) -> None:
+def _publish(draft: Path, final: Checkpoint, config: RunConfig, ranks: Ranks) -> None:
     """All ranks' notes become the state; the folder gets its name."""
-    state: dict[str, Any] = {"format": 1, "step": step, "fingerprint": fingerprint, "sha256": {}}
+    state: dict[str, Any] = {
+        "format": 1, "step": final.step, "fingerprint": config.fingerprint, "data": config.task.data, "sha256": {},
+    }  # fmt: skip
     if ranks.mesh is not None:
         state |= {"format": 2, "offsets": {}}
     for rank in range(ranks.world):
@@ -130,10 +147,14 @@ def _publish(draft: Path, final: Path, step: int, fingerprint: str, ranks: Ranks
         path.unlink()
     (draft / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
     _flush(draft / "state.json")
-    if final.exists():
-        shutil.rmtree(final)
-    draft.replace(final)
-    _flush(final.parent)
+    refuse_obstacle(final.folder)
+    replaced = draft.with_name(f"{draft.name}-replaced")
+    if final.folder.exists():
+        final.folder.replace(replaced)
+    draft.replace(final.folder)
+    _flush(final.folder.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+    final.written_here(state)
 
 
 # -- reading -------------------------------------------------------------------------------------------------------
@@ -141,70 +162,69 @@ def _publish(draft: Path, final: Path, step: int, fingerprint: str, ranks: Ranks
 
 def load_newest(
     run: Path,
-    fingerprint: str,
+    config: RunConfig,
     model: nn.Module,
     optimizer: torch.optim.Optimizer | None,
     warn: Callable[[str], None],
     ranks: Ranks = ALONE,
 ) -> int:
-    """Restore the newest sound checkpoint and return its step; 0 if there is none. Damaged ones are named."""
+    """Restore the newest sound checkpoint and return its step; 0 if there is none at all. Those that had to be passed
+    over are named; where none can be used, that is an error.
+    """
+    passed: list[str] = []
     for checkpoint in Checkpoint.listed(run):
-        problem: _Damaged | None = None
+        problem: Damaged | None = None
         values: list[tuple[Tensor, Tensor]] = []
         states: dict[nn.Parameter, dict[str, Tensor]] = {}
         try:
-            weights, moments = _opened(checkpoint, fingerprint, ranks)
+            weights, moments = _opened(checkpoint, config, ranks)
             values = _weights(weights, model)
             states = _states(moments, model, optimizer) if optimizer is not None else {}
-        except _Damaged as found:
+        except Damaged as found:
             problem = found
         if ranks.any(problem is not None):
-            if ranks.first:
-                damage = problem or "another rank could not read it"
-                warn(f"{checkpoint.folder} is damaged ({damage}); going on from the one before")
+            passed.append(f"{checkpoint.folder} ({problem or 'another rank could not read it'})")
             continue
         with torch.no_grad():
             for target, value in values:
                 target.copy_(value)
         if optimizer is not None:
             optimizer.state.update(states)
+        for name in passed if ranks.first else ():
+            warn(f"passed over: {name}; going on from step {checkpoint.step}")
         return checkpoint.step
+    if passed:
+        raise RunError(
+            f"{run}: none of its checkpoints can be used: {'; '.join(passed)}; mend the cause and try again, or begin "
+            "anew with --restart, which sets aside what is there"
+        )
     return 0
 
 
-class _Damaged(Exception):  # noqa: N818 - an inner signal, never seen by users
-    pass
-
-
-_SIGNS = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, SafetensorError)
-
-
-def read(checkpoint: Checkpoint, fingerprint: str | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def read(checkpoint: Checkpoint, config: RunConfig | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """A checkpoint's whole tensors after checking its sums; a config that differs is an error, damage a signal to go
     on.
     """
-    weights, moments = _opened(checkpoint, fingerprint, ALONE)
+    weights, moments = _opened(checkpoint, config, ALONE)
     try:
         return weights.whole(), moments.whole()
-    except _SIGNS as problem:
-        raise _Damaged(f"{type(problem).__name__}: {problem}") from None
+    except SIGNS as problem:
+        raise Damaged.by(problem) from None
 
 
-def _opened(checkpoint: Checkpoint, fingerprint: str | None, ranks: Ranks) -> tuple[Pieces, Pieces]:
+def _opened(checkpoint: Checkpoint, config: RunConfig | None, ranks: Ranks) -> tuple[Pieces, Pieces]:
     """Weights and moments of a checkpoint whose files have their sums; each rank checks its share of them."""
     try:
-        state = read_json(checkpoint.folder / "state.json", "checkpoint")
-        sums, known = dict(state["sha256"]), str(state["fingerprint"])
-        files = [plain_name(file) for file in sums]
-        for file in files[ranks.rank :: ranks.world]:
-            if sha256(checkpoint.folder / file) != sums[file]:
-                raise _Damaged(f"{file} does not have the checksum it was written with")
+        state = checkpoint.state()
+        known, data = str(state["fingerprint"]), str(state.get("data", ""))
+        files = checkpoint.check_sums(state, ranks.rank, ranks.world)
         offsets = state["offsets"] if state["format"] == 2 else dict.fromkeys(_FILES)
         of_kind = [{file: offsets[file] for file in files if file.startswith(kind)} for kind in KINDS]
         opened = [Pieces(checkpoint.folder, found) for found in of_kind]
-    except (*_SIGNS, MueError) as problem:
-        raise _Damaged(f"{type(problem).__name__}: {problem}") from None
-    if fingerprint is not None and known != fingerprint:
+    except (*SIGNS, MueError) as problem:
+        raise Damaged.by(problem) from None
+    if config is not None and not config.is_known_as(known):
+        refuse_other_data(str(checkpoint.folder), config, data)
         raise RunError(
             f"{checkpoint.folder} belongs to another config: resume with the one it was started with, "
             "or give the new run a directory of its own"
@@ -216,7 +236,7 @@ def _weights(weights: Pieces, model: nn.Module) -> list[tuple[Tensor, Tensor]]:
     """Where values go, with the values; a tensor that is missing, left over or of another shape is damage."""
     targets = model.state_dict(keep_vars=True)
     if odd := set(targets) ^ set(weights.shapes):
-        raise _Damaged(f"{sorted(odd)[0]} is in the model or in the checkpoint, not in both")
+        raise Damaged(f"{sorted(odd)[0]} is in the model or in the checkpoint, not in both")
     return [(_local(target), _read(weights, name, target)) for name, target in targets.items()]
 
 
@@ -241,13 +261,13 @@ def _states(
 def _read(pieces: Pieces, name: str, target: Tensor) -> Tensor:
     found = pieces.shapes.get(name)
     if found != tuple(target.shape):
-        raise _Damaged(f"{name} has shape {found}, not {tuple(target.shape)}")
+        raise Damaged(f"{name} has shape {found}, not {tuple(target.shape)}")
     try:
         value = pieces.read(name, Part.of(target))
-    except _SIGNS as problem:
-        raise _Damaged(f"{name}: {type(problem).__name__}: {problem}") from None
+    except SIGNS as problem:
+        raise Damaged(f"{name}: {type(problem).__name__}: {problem}") from None
     if value.dtype != target.dtype:
-        raise _Damaged(f"{name} is {value.dtype}, not {target.dtype}")
+        raise Damaged(f"{name} is {value.dtype}, not {target.dtype}")
     return value
 
 

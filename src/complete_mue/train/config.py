@@ -22,17 +22,20 @@ from complete_mue.train.schedule import Schedule
 
 @dataclass(frozen=True)
 class TextTask:
-    """Next-token prediction. ``source`` is ``stdlib`` (Python's own sources, bytes) or a prepared folder."""
+    """Next-token prediction. ``source`` is ``stdlib`` (Python's own sources, bytes) or a prepared folder; ``data`` says
+    what it must hold (data/identity.py), and is filled in when a run starts.
+    """
 
     source: str = "stdlib"
     sequence: int = 256
     z_loss: float = 0.0
     epochs: str = "single"
+    data: str = ""
 
     def __post_init__(self) -> None:
         count("task.sequence", self.sequence)
         real("task.z_loss", self.z_loss, positive=False)
-        _check_data(self.source, self.epochs)
+        _check_data(self.source, self.epochs, self.data)
 
     def tokens_per_row(self) -> int:
         """Tokens that one row of a batch counts for."""
@@ -44,7 +47,7 @@ class PictureTask:
     """Flow matching on captioned pictures.
 
     ``source`` is ``scenes``, ``shapes`` (simpler), ``sprites`` (video), a folder of images, or one of cached features,
-    whose latents ``size`` and ``frames`` then describe.
+    whose latents ``size`` and ``frames`` then describe. ``data`` says what the source must hold, as of TextTask.
     """
 
     source: str = "scenes"
@@ -54,13 +57,14 @@ class PictureTask:
     text_length: int = 64
     text_dropout: float = 0.1
     epochs: str = "single"
+    data: str = ""
 
     def __post_init__(self) -> None:
         for name in ("size", "frames", "patch", "text_length"):
             count(f"task.{name}", getattr(self, name))
         if self.size % self.patch:
             raise RunError(f"task.patch = {self.patch} must divide task.size = {self.size}")
-        _check_data(self.source, self.epochs)
+        _check_data(self.source, self.epochs, self.data)
         if real("task.text_dropout", self.text_dropout, positive=False) >= 1:
             raise RunError(f"task.text_dropout = {self.text_dropout}: give a number from 0 up to, not including, 1")
 
@@ -69,11 +73,13 @@ class PictureTask:
         return (self.size // self.patch) ** 2 * self.frames
 
 
-def _check_data(source: str, epochs: str) -> None:
+def _check_data(source: str, epochs: str, data: str) -> None:
     if not isinstance(source, str) or not source or "\0" in source:
         raise RunError(f"task.source = {source!r}: give the name of a built-in source, or a folder")
     if epochs not in ("single", "repeat"):
         raise RunError(f"task.epochs = {epochs!r}: give 'single' or 'repeat'")
+    if not isinstance(data, str):
+        raise RunError(f"task.data = {data!r}: leave it out, or give what `mue data show` says of a folder")
 
 
 @dataclass(frozen=True)
@@ -172,12 +178,34 @@ class RunConfig:
 
     @property
     def fingerprint(self) -> str:
-        """Changes with anything that changes the run's numbers."""
+        """Changes with anything that changes the run's numbers: of the data, where that is known, with what it holds
+        and not with where it lies.
+        """
         data = {key: value for key, value in self.to_dict().items() if key not in _NO_NUMBERS}
+        held = data["task"].pop("data")
+        data["task"]["source"] = held or self.task.source
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def unpinned(self) -> RunConfig:
+        """The same, without saying what the data holds: as in records of before, which name it by path alone."""
+        return dataclasses.replace(self, task=dataclasses.replace(self.task, data=""))
+
+    def is_known_as(self, fingerprint: str) -> bool:
+        """Whether a record with this fingerprint is of this config, also one of before."""
+        return fingerprint in (self.fingerprint, self.unpinned.fingerprint)
 
 
 _NO_NUMBERS = ("log_every", "checkpoint_every", "keep", "name", "device", "recompute", "expert_parallel", "wandb")
+
+
+def refuse_other_data(where: str, config: RunConfig, known: str) -> None:
+    """Refuse to go on with other data than ``where``'s, whose records say that it was ``known``."""
+    if known and config.task.data not in ("", known):
+        raise RunError(
+            f"{where} was trained on other data: on {known}, and {config.task.source} now holds {config.task.data}; "
+            "put the data back, or give the new run a directory of its own"
+        )
 
 
 def differences(config: RunConfig, known: RunConfig) -> list[str]:

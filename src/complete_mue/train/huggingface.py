@@ -17,13 +17,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from complete_mue.data.manifest import Manifest
-from complete_mue.data.tokenizers import END_OF_TEXT, ByteTokenizer, JsonTokenizer, Tokenizer
+from complete_mue.data.tokenizers import END_OF_TEXT, JsonTokenizer, Tokenizer
 from complete_mue.errors import FileError, RunError
 from complete_mue.models.layer import Layer
 from complete_mue.models.lm import LanguageModel
-from complete_mue.train.config import RunConfig, TextTask
-from complete_mue.train.sample import load_run
+from complete_mue.train.config import TextTask
+from complete_mue.train.sample import load_run, run_tokenizer
 
 MODELING = "modeling_complete_mue"
 END_TOKEN = "<|endoftext|>"
@@ -35,14 +34,6 @@ def export_huggingface(run: Path, folder: Path) -> Path:
     if not isinstance(config.task, TextTask) or not isinstance(model, LanguageModel):
         raise RunError(f"{run}: a {type(config.task).__name__} run; give the run of a language model")
     return write_folder(model, run_tokenizer(config), config.task.sequence, folder, qk_norm=config.qk_norm)
-
-
-def run_tokenizer(config: RunConfig) -> Tokenizer:
-    """The tokenizer that a language-model run was trained with."""
-    assert isinstance(config.task, TextTask)
-    if config.task.source == "stdlib":
-        return ByteTokenizer()
-    return Manifest.read(config.task.source).load_tokenizer(config.task.source)
 
 
 def write_folder(

@@ -16,11 +16,13 @@ from complete_mue.errors import FileError, MueError, RunError
 from complete_mue.layout.numbers import count
 from complete_mue.storage import exclusive, read_json, write_json
 from complete_mue.train import checkpoint
-from complete_mue.train.config import RunConfig, differences, read_config
-from complete_mue.train.directory import Metrics, read_metrics
+from complete_mue.train.config import RunConfig, differences, read_config, refuse_other_data
+from complete_mue.train.directory import Metrics, read_metrics, set_aside, with_loss
 from complete_mue.train.flops import Meter
 from complete_mue.train.parallel import ALONE, Ranks
+from complete_mue.train.pin import pinned
 from complete_mue.train.schedule import last_window
+from complete_mue.train.shelf import refuse_obstacles
 from complete_mue.train.trainer import Step, Trainer, pick_device
 
 __all__ = ["Result", "divergence", "last_window_loss", "repeated", "train"]
@@ -42,24 +44,48 @@ class Result:
 Report = Callable[[dict[str, Any]], None]
 
 
-def train(config: RunConfig, run: Path, *, resume: bool = False, report: Report = lambda line: None,
-          warn: Callable[[str], None] = lambda text: None, ranks: Ranks = ALONE,
+def train(config: RunConfig, run: Path, *, resume: bool = False, restart: bool = False,
+          report: Report = lambda line: None, warn: Callable[[str], None] = lambda text: None, ranks: Ranks = ALONE,
           device: torch.device | None = None) -> Result:  # fmt: skip
-    """Train a config in a directory. ``resume`` goes on from the newest sound checkpoint.
+    """Train a config in a directory. ``resume`` goes on from the newest sound checkpoint; ``restart`` begins anew, with
+    what an earlier run left there set aside.
 
     Of several ``ranks`` all call this; the first keeps the directory's records, and knows the loss.
     """
+    try:
+        return _train(pinned(config), run, resume, restart, report, warn, ranks, device)
+    except BrokenPipeError:  # whoever listened to the report is gone
+        raise
+    except OSError as problem:
+        raise RunError(
+            f"{problem.filename or run}: {problem.strerror or problem}; mend that (a full disk, a folder that cannot "
+            "be written) and resume: what was saved is kept"
+        ) from None
+
+
+def _train(
+    config: RunConfig, run: Path, resume: bool, restart: bool, report: Report, warn: Callable[[str], None],
+    ranks: Ranks, device: torch.device | None,
+) -> Result:  # fmt: skip
     if resume and (ended := divergence(run, config)) is not None:
-        warn(repeated(run, ended))
+        warn(repeated(run, ended, config))
         return ended
     with exclusive(run, "the run") if ranks.first else contextlib.nullcontext():
+        if restart:
+            if ranks.first:
+                set_aside(run, warn)
+            ranks.wait()
+        refuse_obstacles(run)
         if not resume and checkpoint.Checkpoint.listed(run):
-            raise RunError(f"{run} holds checkpoints already: resume that run (--resume), or give another directory")
+            raise RunError(
+                f"{run} holds checkpoints already: resume that run (--resume), begin it anew (--restart), or give "
+                "another directory"
+            )
         if resume:
-            _check_config(run, config)
+            _check_config(run, config, warn if ranks.first else lambda text: None)
         trainer = Trainer(config, device or pick_device(config.device), ranks=ranks)
         trainer.task.check_holds(config.budget)
-        start = checkpoint.load_newest(run, config.fingerprint, trainer.model, trainer.optimizer, warn, ranks)
+        start = checkpoint.load_newest(run, config, trainer.model, trainer.optimizer, warn, ranks)
         trainer.start()
         with _signals() as stopped:
             if not ranks.first:
@@ -74,17 +100,22 @@ def train(config: RunConfig, run: Path, *, resume: bool = False, report: Report 
             finally:
                 metrics.close()
         write_json(run / "result.json", {**result.to_dict(), "fingerprint": config.fingerprint})
+        if result.status == "diverged":
+            warn(f"the loss is not finite from step {result.steps} on; {advice(config)}")
         ranks.wait()
         return result
 
 
-def _check_config(run: Path, config: RunConfig) -> None:
+def _check_config(run: Path, config: RunConfig, warn: Callable[[str], None]) -> None:
     """Refuse to go on with another config than the directory's, and say where they differ."""
     if not checkpoint.Checkpoint.listed(run):
         return
     with contextlib.suppress(FileError):  # without a sound config.json, each checkpoint knows its config's fingerprint
         known = read_config(run / "config.json")
-        if known.fingerprint != config.fingerprint:
+        if not known.task.data:
+            warn(f"{run} does not say what its data held, as runs of before do not: going on with {config.task.data}")
+        refuse_other_data(str(run), config, known.task.data)
+        if not config.is_known_as(known.fingerprint):
             found = differences(config, known)
             more = f" and {len(found) - 4} more" if len(found) > 4 else ""
             raise RunError(
@@ -97,17 +128,30 @@ def divergence(run: Path, config: RunConfig) -> Result | None:
     """How this very config ended in the directory, if it diverged there: gone on with, it would only do so again."""
     with contextlib.suppress(MueError):
         record = read_json(run / "result.json", "result")
-        if (record.get("status"), record.get("fingerprint")) == ("diverged", config.fingerprint):
+        if record.get("status") == "diverged" and pinned(config).is_known_as(str(record.get("fingerprint"))):
             return Result("diverged", count("steps", record.get("steps"), least=0), None)
     return None
 
 
-def repeated(run: Path, ended: Result) -> str:
+def repeated(run: Path, ended: Result, config: RunConfig) -> str:
     """What to say instead of diverging once more."""
     return (
-        f"{run} diverged at step {ended.steps} with this very config and would again, so nothing was trained: change "
-        f"the config and give it a directory of its own, or remove {run / 'result.json'} to try once more"
+        f"{run} diverged at step {ended.steps} with this very config and would again, so nothing was trained: "
+        f"{advice(config)}. Give it a directory of its own, or remove {run / 'result.json'} to try once more"
     )
+
+
+def advice(config: RunConfig) -> str:
+    """What to try with a config that diverged, the likeliest first."""
+    lr = config.reference.hyper.lr
+    steps = [f"a smaller learning rate, such as reference.hyper.lr={lr / 4:.2g} (it is {lr:.2g})"]
+    if config.clip is None or config.clip > 1:
+        steps.append(f"clip=1 (it is {'off' if config.clip is None else config.clip})")
+    if config.warmup < 0.04:
+        steps.append(f"a longer warmup, such as warmup=0.04 (it is {config.warmup:g})")
+    if config.precision != "float32":
+        steps.append(f"precision=float32 (it is {config.precision})")
+    return f"try {', then '.join(steps)}; the losses and gradient norms on the way are in metrics.jsonl"
 
 
 def _steps(
@@ -132,10 +176,7 @@ def _steps(
             if broken is not None:
                 return Result("diverged", broken, None)
         if saving:
-            checkpoint.save(
-                run, number + 1, config.fingerprint, trainer.model, trainer.optimizer, config.keep, trainer.masters,
-                ranks,
-            )  # fmt: skip
+            checkpoint.save(run, number + 1, config, trainer.model, trainer.optimizer, trainer.masters, ranks)
         if leaving and not last:
             return Result("interrupted", number + 1, None)
     return Result("finished", steps, last_window_loss(run, steps) if ranks.first else None)
@@ -177,11 +218,7 @@ def _signals() -> Iterator[list[int]]:
 def last_window_loss(run: Path, steps: int) -> float | None:
     """Mean training loss over the last window: with single-epoch data, an unbiased held-out loss."""
     window = last_window(steps)
-    losses = [
-        line["loss"]
-        for line in read_metrics(run)
-        if steps - window <= line["step"] < steps and line["loss"] is not None
-    ]
+    losses = [line["loss"] for line in with_loss(read_metrics(run)) if steps - window <= line["step"] < steps]
     return sum(losses) / len(losses) if losses else None
 
 

@@ -8,9 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from complete_mue.data import ByteTokenizer, FeatureData, TextData, caption_tokens
+from complete_mue.data import ByteTokenizer, FeatureData, caption_tokens
 from complete_mue.data.encoders import Autoencoder, TextEncoder, fingerprint
 from complete_mue.data.features import FeatureManifest
+from complete_mue.data.identity import tokenizer_identity
+from complete_mue.data.manifest import Manifest
+from complete_mue.data.tokenizers import Tokenizer
 from complete_mue.errors import RunError
 from complete_mue.models.dit import DiffusionTransformer
 from complete_mue.models.lm import LanguageModel
@@ -24,21 +27,40 @@ from complete_mue.train.task import build
 
 def load_run(run: Path) -> tuple[RunConfig, nn.Module]:
     """The config of a run and its model with the newest sound weights."""
+    config, model, _ = load_run_at_step(run)
+    return config, model
+
+
+def load_run_at_step(run: Path) -> tuple[RunConfig, nn.Module, int]:
+    """The same, and the step that the weights are of."""
     config = read_config(run / "config.json")
     model = build(config).model
-    if not checkpoint.load_newest(run, config.fingerprint, model, None, lambda text: None):
-        raise RunError(f"{run} has no sound checkpoint: train it first, or wait for its first one")
-    return config, model.eval()
+    step = checkpoint.load_newest(run, config, model, None, lambda text: None)
+    if not step:
+        raise RunError(f"{run} has no checkpoint: train it first, or wait for its first one")
+    return config, model.eval(), step
+
+
+def run_tokenizer(config: RunConfig) -> Tokenizer:
+    """The tokenizer that a language-model run was trained with."""
+    assert isinstance(config.task, TextTask)
+    task = config.task
+    if task.source == "stdlib":
+        return ByteTokenizer()
+    manifest = Manifest.read(task.source)
+    if task.data and not task.data.startswith(f"{tokenizer_identity(manifest)}-"):
+        raise RunError(
+            f"{task.source}: its tokenizer ({tokenizer_identity(manifest)}) is not that of the data that the run was "
+            f"trained on ({task.data}); put that data back"
+        )
+    return manifest.load_tokenizer(task.source)
 
 
 def write_text(config: RunConfig, model: nn.Module, prompt: str, count: int, temperature: float, seed: int) -> str:
     """The prompt and what the model makes of it."""
     assert isinstance(config.task, TextTask)
     assert isinstance(model, LanguageModel)
-    if config.task.source == "stdlib":
-        tokenizer = ByteTokenizer()
-    else:
-        tokenizer = TextData(config.task.source, sequence=config.task.sequence, rows=config.rows).tokenizer
+    tokenizer = run_tokenizer(config)
     tokens = torch.tensor([tokenizer.encode(prompt)])
     written = model.generate(tokens, count, temperature=temperature, generator=torch.Generator().manual_seed(seed))
     return str(tokenizer.decode(written[0].tolist()))
