@@ -38,7 +38,7 @@ from complete_mue.report.tables import (
 )  # fmt: skip
 from complete_mue.report.verdict import DRIFT_GOAL, REGRET_GOAL
 from complete_mue.report.words import TASKS, label, short_count, with_unit
-from complete_mue.storage import whole
+from complete_mue.storage import inner_folder, remove_parts, whole
 
 END = "<!-- end -->"
 _FIGURES = (
@@ -87,7 +87,7 @@ def write_article(
     made = chapters(found)
     folder = page.with_suffix("")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        remove_parts(inner_folder(folder))
     except OSError as problem:
         raise FileError(f"{folder}: {problem.strerror}; give --page a file in a folder that can be written") from None
     written = []

@@ -18,7 +18,7 @@ from typing import Any
 
 from complete_mue.errors import FileError
 from complete_mue.report.stored import Stored
-from complete_mue.storage import read_json, write_json
+from complete_mue.storage import inner_folder, open_lock, read_json, remove_parts, write_json
 
 FORMAT = 1
 
@@ -30,7 +30,7 @@ class Ledger:
         self.folder = Path(folder)
         self._records, self._claims = self.folder / "ledger", self.folder / "claims"
         for part in (self._records, self._claims):
-            part.mkdir(parents=True, exist_ok=True)
+            remove_parts(inner_folder(part))
 
     def done(self) -> set[str]:
         """Ids of all points with a record."""
@@ -77,7 +77,7 @@ class Ledger:
         held: dict[str, int] = {}
         try:
             for point in points:
-                handle = os.open(self._claims / point, os.O_RDWR | os.O_CREAT, 0o644)
+                handle = open_lock(self._claims / point)
                 try:
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import itertools
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ import torch
 
 from complete_mue.report.stored import Stored, find_sweeps, load
 from complete_mue.report.union import join_plans
-from complete_mue.storage import read_json, write_json
+from complete_mue.storage import open_lock, read_json, remove_parts, write_json
 from complete_mue.sweep.executor import Advanced, Executor, Failed, Finished, Job
 from complete_mue.sweep.grid import Sweep, SweepPoint, fusible
 from complete_mue.sweep.ledger import Ledger
@@ -111,11 +112,15 @@ def enter(sweep: Sweep, folder: Path, command: str, request: dict[str, Any]) -> 
     so that a sweep grows by other rule sets, hyperparameters, seeds or a wider span."""
     path, plan = folder / "sweep.json", sweep.to_dict(command, request)
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".sweep.lock").open("w") as turn:  # another sweep may enter its own points at this moment
+    turn = open_lock(folder / ".sweep.lock")  # another sweep may enter its own points at this moment
+    try:
         fcntl.flock(turn, fcntl.LOCK_EX)
+        remove_parts(folder)
         if path.exists():
             plan = join_plans(read_json(path, "sweep"), plan, str(folder), "give another folder")
         write_json(path, plan)
+    finally:
+        os.close(turn)
 
 
 class _Runner:

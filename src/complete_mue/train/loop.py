@@ -14,7 +14,7 @@ import torch
 
 from complete_mue.errors import FileError, MueError, RunError
 from complete_mue.layout.numbers import count
-from complete_mue.storage import exclusive, read_json, write_json
+from complete_mue.storage import exclusive, read_json, refuse_links, write_json
 from complete_mue.train import checkpoint
 from complete_mue.train.config import RunConfig, differences, read_config
 from complete_mue.train.directory import Metrics, read_metrics
@@ -53,6 +53,8 @@ def train(config: RunConfig, run: Path, *, resume: bool = False, report: Report 
         warn(repeated(run, ended))
         return ended
     with exclusive(run, "the run") if ranks.first else contextlib.nullcontext():
+        if ranks.first:
+            refuse_links(run, ("checkpoints", "tensorboard", "wandb"))
         if not resume and checkpoint.Checkpoint.listed(run):
             raise RunError(f"{run} holds checkpoints already: resume that run (--resume), or give another directory")
         if resume:
