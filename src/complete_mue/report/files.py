@@ -12,6 +12,7 @@ from complete_mue.report.pictures import pictures
 from complete_mue.report.plots import can_plot, write_png
 from complete_mue.report.summary import Summary
 from complete_mue.report.tables import csv_text, markdown, tables
+from complete_mue.report.words import code, escaped
 from complete_mue.storage import remove_parts, whole, write_json
 
 
@@ -19,9 +20,9 @@ def report_markdown(summaries: Sequence[Summary]) -> str:
     """Verdict and tables as Markdown, to paste into an issue or a README."""
     parts = []
     for summary in summaries:
-        parts += [f"## {summary.title}", "", *(f"- {line.text}" for line in summary.verdict), ""]
+        parts += [f"## {escaped(summary.title)}", "", *(f"- {escaped(line.text)}" for line in summary.verdict), ""]
         parts += [markdown(table) for table in tables(summary)]
-        parts += [f"Made with `{summary.command}`.", ""]
+        parts += [f"Made with {code(summary.command)}.", ""]
     return "\n".join(parts)
 
 
