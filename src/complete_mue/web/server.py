@@ -93,8 +93,9 @@ def serve(folder: Path, host: str, port: int, listening: Callable[[str], None] =
     with bind(host, port) as listener:
         config = uvicorn.Config(
             application(folder, (host,)), http=TimedProtocol, ws="none", lifespan="off", log_level="critical",
-            access_log=False, server_header=False, limit_concurrency=MOST_CONNECTIONS, h11_max_incomplete_event_size=16_384,
-            timeout_keep_alive=5, timeout_graceful_shutdown=3, backlog=MOST_CONNECTIONS,
+            access_log=False, server_header=False, limit_concurrency=MOST_CONNECTIONS,
+            h11_max_incomplete_event_size=16_384, timeout_keep_alive=5, timeout_graceful_shutdown=3,
+            backlog=MOST_CONNECTIONS,
         )  # fmt: skip
         at = listener.getsockname()
         listening(f"http://{f'[{at[0]}]' if ':' in at[0] else at[0]}:{at[1]}/")
