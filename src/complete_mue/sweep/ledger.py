@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from complete_mue.errors import FileError
-from complete_mue.report.stored import Stored
+from complete_mue.report.stored import Stored, load
 from complete_mue.storage import inner_folder, open_lock, read_json, remove_parts, write_json
 
 FORMAT = 1
@@ -99,8 +99,8 @@ def settled(folder: str | Path, request: dict[str, Any], *, retry_failed: bool =
     folder = Path(folder)
     if not (folder / "sweep.json").exists():
         return None
-    sweep = read_json(folder / "sweep.json", "sweep")
-    ids = {point["id"] for point in sweep.get("points", ())}
-    if sweep.get("request") != request or Ledger(folder).open_points(sorted(ids), retry_failed=retry_failed):
+    sweep = load(folder).sheet
+    ids = {point.text("id") for point in sweep.sheets("points")}
+    if sweep.data.get("request") != request or Ledger(folder).open_points(sorted(ids), retry_failed=retry_failed):
         return None
     return sorted(ids)

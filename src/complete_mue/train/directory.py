@@ -62,7 +62,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             line = json.loads(text)
             if isinstance(line, dict) and isinstance(line.get("step"), int):
                 lines.append(line)
