@@ -61,14 +61,16 @@ def small(sweep_folder: Write) -> Path:
 
 
 @pytest.mark.parametrize("value", EXTREMES)
-def test_extreme_numbers_in_the_plan(small: Path, value: float) -> None:
-    path = small / "sweep.json"
+@pytest.mark.parametrize("grid", [(0.004, 0.008, 0.016), (0.008,)], ids=["scan", "scaling"])
+def test_extreme_numbers_in_the_plan(sweep_folder: Write, grid: tuple[float, ...], value: float) -> None:
+    folder = sweep_folder(drifts={"8e2a": 0.1}, grid=grid, seeds=1)
+    path = folder / "sweep.json"
     sweep = json.loads(path.read_text())
-    for target, x in zip(sweep["targets"], (1, 2), strict=True):
+    for target, x in zip(sweep["targets"], (1e-99, 1e99), strict=True):
         target["places"] = [{"title": "a", "label": "b", "x": x}]
     for place in places(sweep):
         path.write_text(json.dumps(put(sweep, place, value)))
-        reported(small)
+        reported(folder)
 
 
 @pytest.mark.parametrize("value", EXTREMES)
