@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
+import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,27 +19,47 @@ from complete_mue.errors import FileError, MueError, RunError
 LARGEST_JSON = 2**28
 _TEMPORARY = ".part"
 _LOCK = ".lock"
+_LINKED = "is a link, and what is behind it would be written; remove it"
 
 
 @contextmanager
 def whole(path: Path) -> Iterator[BinaryIO]:
-    """A binary file to write that takes its name only when the block ends well: temp file, fsync, rename."""
-    temporary = path.with_name(f".{path.name}{_TEMPORARY}")
+    """A binary file to write that takes its name only when the block ends well: temp file, fsync, rename.
+
+    The temporary file has a name of its own, so two writers never share one, and nothing that lies there is followed.
+    """
     try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException as problem:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        if isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        with _unshared(path) as file:
+            temporary = Path(file.name)
+            try:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+                os.replace(temporary, path)
+            except BaseException:
+                with suppress(OSError):
+                    temporary.unlink(missing_ok=True)
+                raise
+    except OSError as problem:
+        if problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise RunError(
                 f"{path}: cannot be written ({problem.strerror}); make room and run the same again: "
                 "what was finished is kept"
             ) from None
         raise
+
+
+def _unshared(path: Path) -> BinaryIO:
+    """A new file beside ``path``, locked while its writer lives: what no one holds is what a killed process left."""
+    while True:
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{_TEMPORARY}")
+        with suppress(FileExistsError):
+            file = temporary.open("xb")
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if temporary.exists():  # not taken for a leftover before it was locked
+                return file
+            file.close()
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -62,14 +85,40 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
     return data
 
 
+def open_lock(path: Path) -> int:
+    """A file to lock, made if missing. A link is refused: the file behind it is not ours to write."""
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+    except OSError as problem:
+        if problem.errno != errno.ELOOP:
+            raise
+        raise FileError(f"{path}: {_LINKED}") from None
+    if stat.S_ISREG(os.fstat(handle).st_mode):
+        return handle
+    os.close(handle)
+    raise FileError(f"{path}: not a plain file, so it cannot be locked; remove it")
+
+
+def inner_folder(path: Path) -> Path:
+    """Make a folder inside one of ours. A link in its place is refused: what goes there would land elsewhere."""
+    refuse_links(path.parent, (path.name,))
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def refuse_links(folder: Path, names: tuple[str, ...]) -> None:
+    """Refuse a folder of ours in which one of these is a link."""
+    for path in (folder / name for name in names):
+        if path.is_symlink():
+            raise FileError(f"{path}: {_LINKED}")
+
+
 @contextmanager
 def exclusive(folder: Path, doing: str) -> Iterator[None]:
     """Hold ``folder`` (made if missing) for this process; a second process is refused. A killed holder lets go."""
-    import fcntl
-
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        handle = open_lock(folder / _LOCK)
     except OSError as problem:
         raise FileError(f"{folder}: {problem.strerror}; give a folder that can be written") from None
     try:
@@ -94,9 +143,15 @@ def exclusive(folder: Path, doing: str) -> Iterator[None]:
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove what a killed process left half-written."""
+    """Remove what killed processes left half-written; what a living one writes is locked, and stays."""
     for path in folder.glob(f".*{_TEMPORARY}"):
-        path.unlink(missing_ok=True)
+        with suppress(OSError, MueError):
+            handle = open_lock(path)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+            finally:
+                os.close(handle)
 
 
 def refuse_strangers(folder: Path, own: tuple[str, ...], doing: str) -> None:

@@ -384,7 +384,7 @@ def _check_shape(planned: ModelShape, built: ModelShape) -> None:
 
 
 def _words(shape: ModelShape) -> str:
-    kinds = ", ".join(f"{kind.with_widths} x{shape.blocks.count(kind)}" for kind in shape.kinds)
+    kinds = ", ".join(f"{kind.with_widths} x{layers}" for kind, layers in shape.layers.items())
     return f"width {shape.width}, depth {shape.depth}, blocks {kinds}"
 
 

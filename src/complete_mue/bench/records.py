@@ -93,7 +93,7 @@ class BenchResult:
             return cls(rows, dict(data["machine"]), int(data["repeats"]))
         except OSError as problem:
             raise FileError(f"{path}: {problem.strerror}; give a file that `mue bench moe` wrote") from None
-        except (ValueError, KeyError, TypeError, AttributeError) as problem:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
             raise FileError(f"{path} is no result of `mue bench moe` ({problem}); run the benchmark again") from None
 
     # -- reading them -------------------------------------------------------------------------------------

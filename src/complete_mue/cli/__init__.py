@@ -41,9 +41,20 @@ def main() -> None:
         status = _fail(f"{_message(problem)}  (see `{context.command_path if context else 'mue'} --help`)")
     except BrokenPipeError:
         status = _reader_left()
+    except (MemoryError, RuntimeError) as problem:
+        if not _out_of_memory(problem):
+            raise
+        reason = str(problem).partition("\n")[0] or "Python has no more"
+        status = _fail(f"not enough memory ({reason}); give a smaller shape, batch or sequence")
     except OSError as problem:
         status = _fail(str(FileError(f"{problem.filename or 'output'}: {problem.strerror or problem}")))
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _out_of_memory(problem: Exception) -> bool:
+    """Python's, a GPU's or torch's on the CPU, which has no class of its own; torch need not be here."""
+    named = isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError"
+    return named or "can't allocate memory" in str(problem)
 
 
 def _reader_left() -> int:

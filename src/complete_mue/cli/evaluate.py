@@ -12,6 +12,7 @@ import typer
 
 from complete_mue.cli.app import app, need_torch
 from complete_mue.errors import RunError
+from complete_mue.storage import refuse_links
 
 STOCK = "hf:"
 
@@ -75,12 +76,12 @@ def eval_command(
             return
         if held_out:
             run = Path(_given(checkpoint, "a run's directory"))
-            found = _held_out(run, out or run / "eval", device, precision, batch_tokens, progress)
+            found = _held_out(run, _place(out, run), device, precision, batch_tokens, progress)
             print(jsonlib.dumps(found.to_dict(), indent=2) if json else found.to_text())
             return
         if requests is not None:
             run = Path(_given(checkpoint, "a run's directory"))
-            _answer(run, requests, out or run / "eval", device, precision, batch_tokens, progress)
+            _answer(run, requests, _place(out, run), device, precision, batch_tokens, progress)
             return
         if answers is not None:
             from complete_mue.evals.run import evaluate_answers
@@ -98,6 +99,13 @@ def _given(value: Any, what: str) -> Any:
     if value is None:
         raise RunError(f"give {what} (see `mue eval --help`)")
     return value
+
+
+def _place(out: Path | None, folder: Path) -> Path:
+    """Where results go: what was asked for, else into the model's own folder."""
+    if out is None:
+        refuse_links(folder, ("eval",))
+    return out or folder / "eval"
 
 
 def _ask(
@@ -161,11 +169,11 @@ def _evaluate(
             raise RunError(f"{checkpoint}: no such folder; give a Hugging Face model's folder after {STOCK}")
         lm = stock_adapter(path, device, trust_remote_code)
         model = {"name": path, "weights": folder_checksum(Path(path))}
-        return evaluate_model(lambda task: lm, model, chosen, settings, out or Path(path) / "eval", said)
+        return evaluate_model(lambda task: lm, model, chosen, settings, _place(out, Path(path)), said)
     run = Path(checkpoint)
     scorer, model = open_run(run, device=device, precision=precision, batch_tokens=batch_tokens)
     lm = adapter(scorer, progress)
-    return evaluate_model(lambda task: lm, model, chosen, settings, out or run / "eval", said)
+    return evaluate_model(lambda task: lm, model, chosen, settings, _place(out, run), said)
 
 
 @contextmanager

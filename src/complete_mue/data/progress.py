@@ -31,6 +31,11 @@ class Meter:
         self._bar.live.transient = kind is not None  # after an error, the error is what stays
         self._bar.stop()
 
+    def note(self, text: str) -> None:
+        """Say something, once."""
+        if not self._bar.disable:
+            self._bar.console.print(text, highlight=False, markup=False)
+
     def start(self, what: str) -> None:
         """Begin a part of the work, with the position back at 0."""
         if self._task is not None:

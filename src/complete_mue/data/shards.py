@@ -76,6 +76,8 @@ def prepare(
     with exclusive(out, "mue data prepare"):
         run = _Run(out, chosen, readers, settings, workers, Meter(progress, sum(reader.size for reader in readers)))
         with run.meter:
+            if isinstance(chosen, JsonTokenizer) and chosen.dropout:
+                run.meter.note(f"{chosen.name}: its BPE dropout of {chosen.dropout:g} is left out; tokens may not vary")
             return run.finish()
 
 

@@ -6,6 +6,7 @@ Tars are indexed once by their headers and then read in place: nothing is ever u
 from __future__ import annotations
 
 import json
+import math
 import re
 import tarfile
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,7 @@ from complete_mue.errors import FileError
 _TEXTS = (".txt", ".caption", ".text")
 _LARGEST_TEXT = 2**20
 _LARGEST_PATTERN = 100_000
-_RANGE = re.compile(r"\{([0-9]+)\.\.([0-9]+)\}")
+_RANGE = re.compile(r"\{([0-9]{1,18})\.\.([0-9]{1,18})\}")
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def _expanded(given: str | Path) -> list[Path]:
     if found is None or path.exists():
         return [path]
     first, last, digits = int(found[1]), int(found[2]), len(found[1])
-    if last - first > _LARGEST_PATTERN:
+    if math.prod(max(1, int(end) - int(begin) + 1) for begin, end in _RANGE.findall(str(given))) > _LARGEST_PATTERN:
         raise FileError(f"{given}: names more than {_LARGEST_PATTERN} tars; give fewer")
     head, tail = str(given)[: found.start()], str(given)[found.end() :]
     return [inside for number in range(first, last + 1) for inside in _expanded(f"{head}{number:0{digits}d}{tail}")]

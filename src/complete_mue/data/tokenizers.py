@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +24,8 @@ BYTES = "bytes"
 END_OF_TEXT = 256
 _LARGEST_TOKENIZER = 2**28
 _USUAL_ENDS = ("<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
+
+_CANNOT_ENCODE = "the tokenizer cannot encode this text; give one that knows every character"
 
 Encoded = tuple[NDArray[np.int64], NDArray[np.uint32]]
 
@@ -81,8 +84,22 @@ class ByteTokenizer:
         return lengths, tokens
 
 
+@contextmanager
+def _library(what: str) -> Iterator[None]:
+    """Its errors in our words. It raises plain Exception; a panic of its Rust part is not even that."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as problem:
+        raise FileError(f"{what} ({' '.join(str(problem).split())})") from None
+
+
 class JsonTokenizer:
-    """A Hugging Face ``tokenizer.json``, by the ``tokenizers`` library."""
+    """A Hugging Face ``tokenizer.json``, by the ``tokenizers`` library.
+
+    Its BPE dropout, if it has one, is left out: the same text always has the same ids. ``dropout`` says what it was.
+    """
 
     def __init__(self, path: str | Path, *, name: str | None = None, end_of_text: str | None = None) -> None:
         path = Path(path)
@@ -93,10 +110,11 @@ class JsonTokenizer:
         except OSError as problem:
             raise FileError(f"{path}: {problem.strerror or problem}; give the path of a tokenizer.json") from None
         library = need("tokenizers", f"the tokenizer {path}")
-        try:
+        with _library(f"{path}: not a Hugging Face tokenizer.json"):
             self._tokenizer: Any = library.Tokenizer.from_str(self.content.decode("utf-8"))
-        except Exception as problem:  # the library raises plain Exception
-            raise FileError(f"{path}: not a Hugging Face tokenizer.json ({problem})") from None
+        self.dropout: float = getattr(self._tokenizer.model, "dropout", None) or 0.0
+        if self.dropout:
+            self._tokenizer.model.dropout = None
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._tokenizer.encode_special_tokens = True
@@ -127,15 +145,19 @@ class JsonTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text, without special tokens."""
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        with _library(f"{self.name}: {_CANNOT_ENCODE}"):
+            return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens left out."""
-        return str(self._tokenizer.decode([int(i) for i in ids if 0 <= i < self.vocab], skip_special_tokens=True))
+        with _library(f"{self.name}: the tokenizer cannot turn ids into text"):
+            return str(self._tokenizer.decode([int(i) for i in ids if 0 <= i < self.vocab], skip_special_tokens=True))
 
     def documents(self, texts: Sequence[bytes]) -> Encoded:
         """One batch through the library, ends appended."""
-        encoded = self._tokenizer.encode_batch_fast([text.decode("utf-8") for text in texts], add_special_tokens=False)
+        decoded = [text.decode("utf-8") for text in texts]
+        with _library(f"{self.name}: {_CANNOT_ENCODE}"):
+            encoded = self._tokenizer.encode_batch_fast(decoded, add_special_tokens=False)
         parts = [np.array([*one.ids, self.end_of_text], np.uint32) for one in encoded]
         lengths = np.fromiter((len(part) for part in parts), np.int64, len(parts))
         return lengths, np.concatenate(parts) if parts else np.zeros(0, np.uint32)

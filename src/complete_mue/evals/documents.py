@@ -46,7 +46,7 @@ def read_records(path: Path, keys: tuple[str, ...]) -> list[Record]:
 def _record(line: str, keys: tuple[str, ...], where: str) -> Record:
     try:
         record = json.loads(line)
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise FileError(f"{where}: not JSON ({problem}); write one JSON object per line") from None
     if not isinstance(record, dict):
         raise FileError(f"{where}: a {type(record).__name__}; write one JSON object per line")

@@ -190,6 +190,6 @@ def _read(path: Path, kind: str) -> tuple[dict[str, Any], Iterator[dict[str, Any
             raise ValueError(f"a file of kind {header.get('kind')!r}, format {header.get('format')!r}")
     except OSError as problem:
         raise FileError(f"{path}: {problem.strerror or problem}; give a file of {kind} written by `mue eval`") from None
-    except (ValueError, AttributeError, EOFError, lzma.LZMAError) as problem:
+    except (ValueError, AttributeError, EOFError, RecursionError, lzma.LZMAError) as problem:
         raise FileError(f"{path}: no file of {kind} ({problem}); give one written by `mue eval`") from None
     return header, iter(lines)

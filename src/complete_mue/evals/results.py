@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from complete_mue.evals.tasks import TASKS
+from complete_mue.report.words import escaped
 from complete_mue.storage import whole, write_json
 
 HEADINGS = ("task", "shots", "metric", "score", "± se", "chance", "count", "of paper's")
@@ -85,7 +86,7 @@ class Report:
     def to_markdown(self) -> str:
         """The same table in Markdown."""
         lines = [HEADINGS, ("---",) + ("---:",) + ("---",) + ("---:",) * 5, *self.rows()]
-        return f"# {self.model}\n\n" + "".join(f"| {' | '.join(row)} |\n" for row in lines)
+        return f"# {escaped(self.model)}\n\n" + "".join(f"| {' | '.join(map(escaped, row))} |\n" for row in lines)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""

@@ -15,7 +15,7 @@ from complete_mue.errors import MueError, RunError
 from complete_mue.evals.results import Report, Score
 from complete_mue.evals.scoring import PRECISIONS, Scorer, Tick
 from complete_mue.evals.tasks import EvalTask, select
-from complete_mue.storage import read_json, write_json
+from complete_mue.storage import inner_folder, read_json, remove_parts, write_json
 from complete_mue.train.config import TextTask
 from complete_mue.train.sample import load_run_at_step, run_tokenizer
 from complete_mue.train.trainer import pick_device
@@ -94,7 +94,7 @@ def evaluate_model(
     from complete_mue.evals.harness import evaluate, need_harness
 
     need_harness()
-    (out / "tasks").mkdir(parents=True, exist_ok=True)
+    remove_parts(inner_folder(out / "tasks"))
     scores = []
     for task in tasks:
         asked = {"model": model, **settings.to_dict(), "data": task.checksum(settings.data)}

@@ -114,6 +114,8 @@ class FeedForward:
             block = cls._parse_term(notation, term.strip(), expert_width)
             branches += block.branches
             groups += block.groups
+            if len(branches) + len(groups) > _MOST_BRANCHES:
+                break  # the block says so
         return cls(tuple(branches), tuple(groups))
 
     @classmethod

@@ -92,13 +92,13 @@ class Reference:
         for role, tuned in self.tuned.items():
             for name in TUNABLE:
                 _check_meaning(role, name, getattr(tuned, name))
-        widths = {block.active_width for block in self.shape.blocks}
+        widths = {block.active_width for block in self.shape.kinds}
         if len(widths) > 1:
             raise TransferError(
                 f"the reference's layers have active widths {sorted(widths)}: "
                 "a reference needs one active width for all layers"
             )
-        if len({block.active for block in self.shape.blocks if block.groups}) > 1:
+        if len({block.active for block in self.shape.kinds if block.groups}) > 1:
             raise TransferError(
                 "the reference's layers activate different numbers of experts: use one layout for all routed layers"
             )

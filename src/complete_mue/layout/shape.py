@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -60,24 +61,33 @@ class ModelShape:
         """The feed-forward block of each layer, first to last."""
         if not isinstance(self.feed_forward, FeedForward):
             return self.feed_forward
-        main = self.feed_forward
-        dense = main if main.is_dense else FeedForward.dense(main.active_width)
-        return (dense,) * self.dense_layers + (main,) * (self.depth - self.dense_layers)
+        return tuple(block for block, layers in self.layers.items() for _ in range(layers))
 
     @cached_property
+    def layers(self) -> Mapping[FeedForward, int]:
+        """How many layers each distinct block has, in order of first appearance; does not grow with the depth."""
+        if not isinstance(self.feed_forward, FeedForward):
+            return Counter(self.feed_forward)
+        main = self.feed_forward
+        if main.is_dense or not self.dense_layers:
+            return {main: self.depth}
+        runs = (FeedForward.dense(main.active_width), self.dense_layers), (main, self.depth - self.dense_layers)
+        return {block: layers for block, layers in runs if layers}
+
+    @property
     def kinds(self) -> tuple[FeedForward, ...]:
         """The distinct blocks, in order of first appearance."""
-        return tuple(dict.fromkeys(self.blocks))
+        return tuple(self.layers)
 
     def label(self, kind: FeedForward) -> str:
         """A kind's notation; with widths where two kinds of this shape would read alike."""
         alike = sum(str(other) == str(kind) for other in self.kinds) > 1
         return kind.with_widths if alike else str(kind)
 
-    @property
+    @cached_property
     def main(self) -> FeedForward:
         """The block that names the model: the last one that routes, or the last layer's where none does."""
-        blocks = self.blocks
+        blocks = self.kinds if isinstance(self.feed_forward, FeedForward) else self.feed_forward
         return next((block for block in reversed(blocks) if block.groups), blocks[-1])
 
     @property
@@ -94,10 +104,9 @@ class ModelShape:
     def parameters(self) -> Parameters:
         """Matrix entries without embeddings: gated attention, SwiGLU, routers."""
         attention = ATTENTION_MATRICES * self.width**2
-        blocks = self.blocks
         total = Parameters(attention * self.depth, attention * self.depth)
-        for kind in self.kinds:
-            one, layers = kind.parameters(self.width), blocks.count(kind)
+        for kind, layers in self.layers.items():
+            one = kind.parameters(self.width)
             total += Parameters(one.active * layers, one.total * layers)
         return total
 

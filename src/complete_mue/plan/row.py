@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+from complete_mue.errors import TransferError
 from complete_mue.layout.tensors import Role
 
 
@@ -48,6 +50,15 @@ class Row:
     eps: float
     factors: Factors
     because: str
+
+    def __post_init__(self) -> None:
+        for name in ("multiplier", "init_std", "lr", "weight_decay", "eps"):
+            value = getattr(self, name)
+            if value is not None and not (0 <= value < math.inf and (value or name in ("weight_decay", "eps"))):
+                raise TransferError(
+                    f"{name} of {self.role.value} comes out as {value}: the numbers of reference and target are too "
+                    "far apart to compute with; bring them closer together"
+                )
 
     @property
     def multiplier(self) -> float:

@@ -17,6 +17,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from complete_mue.errors import FileError
 from complete_mue.report.overview import overview_lines, overview_table, tallies
@@ -38,8 +39,8 @@ from complete_mue.report.tables import (
     verdict_cell,
 )  # fmt: skip
 from complete_mue.report.verdict import DRIFT_GOAL, REGRET_GOAL
-from complete_mue.report.words import TASKS, label, short_count, with_unit
-from complete_mue.storage import whole
+from complete_mue.report.words import TASKS, code, escaped, label, short_count, with_unit
+from complete_mue.storage import inner_folder, remove_parts, whole
 
 END = "<!-- end -->"
 _FIGURES = (
@@ -88,7 +89,7 @@ def write_article(
     made = chapters(found)
     folder = page.with_suffix("")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        remove_parts(inner_folder(folder))
     except OSError as problem:
         raise FileError(f"{folder}: {problem.strerror}; give --page a file in a folder that can be written") from None
     written = []
@@ -146,10 +147,10 @@ def shown(summary: Summary) -> tuple[Picture, ...]:
 def article(made: Sequence[Chapter], page: Path) -> str:
     """The generated part: the same text for the same records."""
     found = tallies([chapter.summary for chapter in made if not chapter.summary.probe])
-    parts = [f"Made by `{_command(made, page)}`; change the records, not the text between the markers.", ""]
+    parts = [f"Made by {code(_command(made, page))}; change the records, not the text between the markers.", ""]
     if found:
         lines = overview_lines(found)
-        parts += ["## In short", "", *(f"- {_SIGNS[line.kind]} {_escaped(line.text)}" for line in lines), ""]
+        parts += ["## In short", "", *(f"- {_SIGNS[line.kind]} {escaped(line.text)}" for line in lines), ""]
         parts += [_LEGEND, "", "## Axis by axis", ""]
         for task in TASKS:
             rows = [tally for tally in found if tally.summary.task == task]
@@ -182,10 +183,10 @@ def _section(chapter: Chapter, page: Path) -> list[str]:
         panels = ", ".join(panel.title for panel in picture.panels if panel.title)
         alt = f"{summary.title}, {TASKS[summary.task]}. {picture.title}" + (f": {panels}" if panels else "")
         place = f"{page.stem}/{chapter.stem}-{key}.png"
-        return [f"![{_escaped(alt)}]({place})", "", _escaped(picture.caption), ""]
+        return [f"![{escaped(alt)}]({place})", "", escaped(picture.caption), ""]
 
-    parts = [f"### {_escaped(summary.title)}", "", _facts(summary), ""]
-    parts += [*(f"- {_SIGNS[line.kind]} {_escaped(line.text)}" for line in summary.verdict), ""]
+    parts = [f"### {escaped(summary.title)}", "", escaped(_facts(summary)), ""]
+    parts += [*(f"- {_SIGNS[line.kind]} {escaped(line.text)}" for line in summary.verdict), ""]
     if summary.probe:
         parts += [*image("roles"), markdown(role_table(summary))]
     for number, scan in enumerate(() if summary.probe else summary.scans):
@@ -242,7 +243,7 @@ def _speedup_words(summary: Summary) -> list[str]:
     (low, least), (high, most) = (pick(known, key=lambda item: item[0]) for pick in (min, max))
     text = f"To the same loss in the stable phase, {summary.reference} takes {low:.2f} ({least.target}) to {high:.2f} "
     text += f"({most.target}) times the steps of the other layouts: medians over the losses reached."
-    return [_escaped(text), ""]
+    return [escaped(text), ""]
 
 
 def _first_steps_words(summary: Summary) -> list[str]:
@@ -264,16 +265,16 @@ def _first_steps_words(summary: Summary) -> list[str]:
         else:
             text += "the one layout lies "
         text += f"{abs(below):.3f} {'below' if below > 0 else 'above'} {summary.reference}."
-        lines.append(f"- {_escaped(text)}")
+        lines.append(f"- {escaped(text)}")
     return [*lines, ""]
 
 
 def _origin(chapter: Chapter, page: Path) -> str:
-    text = f"Made with `{portable(chapter.summary.command)}`"
+    text = f"Made with {code(portable(chapter.summary.command))}"
     if chapter.source.is_dir():
         return f"{text}."
     place = os.path.relpath(chapter.source, page.parent).replace(os.sep, "/")
-    return f"{text}; every run is in [{chapter.source.name}]({place})."
+    return f"{text}; every run is in [{escaped(chapter.source.name)}]({quote(place)})."
 
 
 def _command(made: Sequence[Chapter], page: Path) -> str:
@@ -285,8 +286,3 @@ def _near(path: Path) -> str:
     """A path as one types it here; elsewhere its last name."""
     place = os.path.relpath(path)
     return path.name if place.startswith("..") else place.replace(os.sep, "/")
-
-
-def _escaped(text: str) -> str:
-    """Names as they are, where Markdown would read them as its own."""
-    return re.sub(r"([\\`*\[\]|])", r"\\\1", text).replace("<", "&lt;")

@@ -12,16 +12,17 @@ from complete_mue.report.pictures import pictures
 from complete_mue.report.plots import can_plot, write_png
 from complete_mue.report.summary import Summary
 from complete_mue.report.tables import csv_text, markdown, tables
-from complete_mue.storage import whole, write_json
+from complete_mue.report.words import code, escaped
+from complete_mue.storage import remove_parts, whole, write_json
 
 
 def report_markdown(summaries: Sequence[Summary]) -> str:
     """Verdict and tables as Markdown, to paste into an issue or a README."""
     parts = []
     for summary in summaries:
-        parts += [f"## {summary.title}", "", *(f"- {line.text}" for line in summary.verdict), ""]
+        parts += [f"## {escaped(summary.title)}", "", *(f"- {escaped(line.text)}" for line in summary.verdict), ""]
         parts += [markdown(table) for table in tables(summary)]
-        parts += [f"Made with `{summary.command}`.", ""]
+        parts += [f"Made with {code(summary.command)}.", ""]
     return "\n".join(parts)
 
 
@@ -31,6 +32,7 @@ def write_report(
     """Write all files into ``folder`` (made if missing); ``each`` hears of every file written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        remove_parts(folder)
     except OSError as problem:
         raise FileError(f"{folder}: {problem.strerror}; give --out a folder that can be written") from None
     written: list[Path] = []

@@ -72,7 +72,7 @@ def _refuse_loss(path: Path, plan: Mapping[str, Any], places: Sequence[Path]) ->
     if not path.exists() or path in places:
         return
     held: Sheet = load(path).sheet
-    lost = {p["id"] for p in held.value("points")} - {p["id"] for p in plan["points"]}
+    lost = {point.text("id") for point in held.sheets("points")} - {p["id"] for p in plan["points"]}
     if lost:
         raise FileError(
             f"{path}: holds {len(lost)} points that {', '.join(map(str, places))} does not; name it beside them to "

@@ -330,4 +330,5 @@ def _linear_axis(name: str, values: Iterable[float]) -> Axis:
     step = next(step * power for step in (1, 2, 2.5, 5, 10) if step * power >= rough)
     digits = max(0, -math.floor(math.log10(step) + 1e-9) + (1 if f"{step / power:g}" == "2.5" else 0))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return Axis(name, low, high, tuple((i * step, f"{i * step:.{digits}f}") for i in range(first, last + 1)))
+    form = f".{digits}f" if digits < 10 and max(-low, high) < 1e10 else ".4g"
+    return Axis(name, low, high, tuple((i * step, format(i * step, form)) for i in range(first, last + 1)))

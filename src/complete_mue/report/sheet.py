@@ -11,6 +11,8 @@ from typing import Any
 from complete_mue.errors import FileError, nearest
 
 FORMAT = 1
+_LEAST = 1e-100
+_USABLE = "a finite number: zero, or of a size from 1e-100 to 1e+100"
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,8 @@ class Sheet:
     def number(self, key: str, least: float | None = math.ulp(0.0)) -> float:
         """A finite number, at least ``least`` (by default: above zero)."""
         value = self.value(key)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not _finite(value):
-            raise self.wrong(key, f"is {value!r:.80}, not a finite number")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not _usable(value):
+            raise self.wrong(key, f"is {value!r:.80}, not {_USABLE}")
         if least is not None and value < least:
             raise self.wrong(key, f"is {value!r:.80}, {'below zero' if value < 0 else 'not above zero'}")
         return float(value)
@@ -65,16 +67,16 @@ class Sheet:
         return None if self.data.get(key) is None else self.number(key, least)
 
     def numbers(self, key: str, gaps: bool = False) -> tuple[float, ...]:
-        """A list of finite numbers; with ``gaps``, null and non-finite entries are NaN."""
+        """A list of finite numbers; with ``gaps``, null and entries that are not finite are NaN."""
         value = self.value(key)
         if not isinstance(value, list):
             raise self.wrong(key, f"is a {type(value).__name__}, not a list")
         for item in value:
             if (isinstance(item, bool) or not isinstance(item, int | float)) and not (gaps and item is None):
                 raise self.wrong(key, f"holds {item!r:.80}, not a number")
-            if item is not None and not gaps and not _finite(item):
-                raise self.wrong(key, f"holds {item!r:.80}, not a finite number")
-        return tuple(float(item) if item is not None and _finite(item) else math.nan for item in value)
+            if item is not None and not gaps and not _usable(item):
+                raise self.wrong(key, f"holds {item!r:.80}, not {_USABLE}")
+        return tuple(float(item) if item is not None and _usable(item) else math.nan for item in value)
 
     def inner(self, key: str) -> Sheet:
         """The object there."""
@@ -93,8 +95,6 @@ class Sheet:
         return [Sheet(self.path, item, self.advice, f"{self.place}{key}[{i}].") for i, item in enumerate(value)]
 
 
-def _finite(value: float) -> bool:
-    try:
-        return math.isfinite(float(value))
-    except OverflowError:  # JSON integers have no largest value
-        return False
+def _usable(value: float) -> bool:
+    """Finite, and not so large or small that squares and ratios of such numbers are not."""
+    return value == 0 or _LEAST <= abs(value) <= 1 / _LEAST

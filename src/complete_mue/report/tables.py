@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from complete_mue.report.curves import Curve
 from complete_mue.report.summary import Scan, Summary, TransferredRun
-from complete_mue.report.words import label, short_count, with_unit
+from complete_mue.report.words import escaped, label, short_count, with_unit
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -277,8 +277,8 @@ def markdown(table: Table) -> str:
     """A Markdown table under its title."""
     rule = ["---" if i in table.left else "---:" for i in range(len(table.headings))]
     cells = [table.headings, rule, *([plain(cell) for cell in row.cells] for row in table.rows)]
-    lines = ["| " + " | ".join(text.replace("|", "\\|") for text in row) + " |" for row in cells]
-    return "\n".join([f"**{table.title}**", "", *lines, ""])
+    lines = ["| " + " | ".join(escaped(text) for text in row) + " |" for row in cells]
+    return "\n".join([f"**{escaped(table.title)}**", "", *lines, ""])
 
 
 _COLUMNS: dict[str, Callable[[Curve], object]] = {

@@ -26,7 +26,8 @@ def join_plans(old: Mapping[str, Any], new: Mapping[str, Any], where: str, advic
     reference = _join_references(old.get("reference"), new["reference"], where, advice)
     try:
         targets = {target["name"]: target for target in old["targets"]}
-        points = {_place(point): point for point in old["points"]}
+        points = {_place(point): point["id"] for point in old["points"]}
+        earlier = str(old["command"])
         mine = {_place(point): point for point in new["points"]}
     except (KeyError, TypeError):
         raise RunError(f"{where} holds a sweep that cannot be read; {advice}") from None
@@ -39,7 +40,7 @@ def join_plans(old: Mapping[str, Any], new: Mapping[str, Any], where: str, advic
                 f"not {target[odd[0]]!r}; {advice}"
             )
     for place, point in mine.items():
-        if points.get(place, point)["id"] != point["id"]:
+        if points.get(place, point["id"]) != point["id"]:
             raise RunError(
                 f"{where} holds another sweep: its run of {point['target']} at {point['hyper']} {point['value']:g}, "
                 f"seed {point['seed']}, has another config; {advice}"
@@ -47,9 +48,9 @@ def join_plans(old: Mapping[str, Any], new: Mapping[str, Any], where: str, advic
     extra = set(mine) - set(points)
     command = str(new["command"])
     if not extra:
-        command = str(old["command"])
+        command = earlier
     elif set(points) - set(mine):
-        command = f"{old['command']} && {command}"
+        command = f"{earlier} && {command}"
     together = [*old["points"], *(point for point in new["points"] if _place(point) in extra)]
     return {**new, "command": command, "reference": reference, "targets": list(targets.values()), "points": together}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 LABELS = {
     "lr": "learning rate", "weight_decay": "weight decay", "init_std": "init std",
     "lr_same_decay": "learning rate at the same decay",
@@ -27,3 +29,13 @@ def short_count(n: float) -> str:
 def with_unit(what: str, unit: str) -> str:
     """``final loss (nats)``; a loss without a unit of its own goes without."""
     return f"{what} ({unit})" if unit == "nats" else what
+
+
+def escaped(text: str) -> str:
+    """Names as they are, where Markdown would read them as its own: on one line, without markup, HTML or links."""
+    return re.sub(r"([\\`*\[\]{}|])", r"\\\1", " ".join(text.split())).replace("<", "&lt;")
+
+
+def code(text: str) -> str:
+    """A command in Markdown; one that could end its own quotes is written as HTML."""
+    return f"<code>{escaped(text)}</code>" if re.search(r"[`<\s]", text.replace(" ", "")) else f"`{text}`"

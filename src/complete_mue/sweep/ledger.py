@@ -18,8 +18,8 @@ from typing import Any
 
 from complete_mue.data.identity import identity_now
 from complete_mue.errors import FileError, MueError
-from complete_mue.report.stored import Stored
-from complete_mue.storage import read_json, write_json
+from complete_mue.report.stored import Stored, load
+from complete_mue.storage import inner_folder, open_lock, read_json, remove_parts, write_json
 
 FORMAT = 1
 
@@ -31,7 +31,7 @@ class Ledger:
         self.folder = Path(folder)
         self._records, self._claims = self.folder / "ledger", self.folder / "claims"
         for part in (self._records, self._claims):
-            part.mkdir(parents=True, exist_ok=True)
+            remove_parts(inner_folder(part))
 
     def done(self) -> set[str]:
         """Ids of all points with a record."""
@@ -81,7 +81,7 @@ class Ledger:
         held: dict[str, int] = {}
         try:
             for point in points:
-                handle = os.open(self._claims / point, os.O_RDWR | os.O_CREAT, 0o644)
+                handle = open_lock(self._claims / point)
                 try:
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
@@ -112,9 +112,9 @@ def settled(folder: str | Path, request: dict[str, Any], *, retry_failed: bool =
     folder = Path(folder)
     if not (folder / "sweep.json").exists():
         return None
-    sweep = read_json(folder / "sweep.json", "sweep")
-    ids = {point["id"] for point in sweep.get("points", ())}
-    asked = sweep.get("request")
+    sweep = load(folder).sheet
+    ids = {point.text("id") for point in sweep.sheets("points")}
+    asked = sweep.data.get("request")
     if not isinstance(asked, dict) or any(replaced(*known) for known in asked.get("sources", {}).items()):
         return None
     same = {key: value for key, value in asked.items() if key != "sources"} == request

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import itertools
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ import torch
 from complete_mue.errors import RunError
 from complete_mue.report.stored import Stored, find_sweeps, load
 from complete_mue.report.union import join_plans
-from complete_mue.storage import read_json, write_json
+from complete_mue.storage import open_lock, read_json, remove_parts, write_json
 from complete_mue.sweep.executor import Advanced, Executor, Failed, Finished, Job
 from complete_mue.sweep.grid import Sweep, SweepPoint, fusible, pinned_sweep
 from complete_mue.sweep.ledger import Ledger
@@ -117,13 +118,17 @@ def enter(sweep: Sweep, folder: Path, command: str, request: dict[str, Any]) -> 
     so that a sweep grows by other rule sets, hyperparameters, seeds or a wider span."""
     path, plan = folder / "sweep.json", sweep.to_dict(command, {**request, "sources": sweep.sources})
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".sweep.lock").open("w") as turn:  # another sweep may enter its own points at this moment
+    turn = open_lock(folder / ".sweep.lock")  # another sweep may enter its own points at this moment
+    try:
         fcntl.flock(turn, fcntl.LOCK_EX)
+        remove_parts(folder)
         if path.exists():
             old = read_json(path, "sweep")
             plan["request"]["sources"] = _same_data(folder, old, plan)
             plan = join_plans(old, plan, str(folder), "give another folder")
         write_json(path, plan)
+    finally:
+        os.close(turn)
 
 
 def _same_data(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> dict[str, str]:

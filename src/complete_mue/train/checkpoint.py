@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from complete_mue.errors import MueError, RunError
-from complete_mue.storage import read_json, sha256
+from complete_mue.storage import inner_folder, read_json, sha256
 from complete_mue.train.config import RunConfig, refuse_other_data
 from complete_mue.train.parallel import ALONE, Ranks
 from complete_mue.train.pieces import KINDS, Part, Pieces, written_here
@@ -112,7 +112,7 @@ def _full(problem: Exception) -> bool:
 
 
 def _clear(draft: Path) -> None:
-    draft.parent.mkdir(parents=True, exist_ok=True)
+    inner_folder(draft.parent)
     for stale in draft.parent.glob(".writing-*"):
         shutil.rmtree(stale, ignore_errors=True)
     draft.mkdir()

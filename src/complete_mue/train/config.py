@@ -317,7 +317,7 @@ def read_config(path: Path) -> RunConfig:
         )
     except OSError as problem:
         raise FileError(f"{path}: {problem.strerror}; give the directory of a run") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as problem:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
         raise FileError(f"{path} is no run's config ({type(problem).__name__}: {problem})") from None
 
 

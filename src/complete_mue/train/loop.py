@@ -14,7 +14,7 @@ import torch
 
 from complete_mue.errors import FileError, MueError, RunError
 from complete_mue.layout.numbers import count
-from complete_mue.storage import exclusive, read_json, write_json
+from complete_mue.storage import exclusive, read_json, refuse_links, write_json
 from complete_mue.train import checkpoint
 from complete_mue.train.config import RunConfig, differences, read_config, refuse_other_data
 from complete_mue.train.directory import Metrics, read_metrics, set_aside, with_loss
@@ -75,6 +75,8 @@ def _train(
             if ranks.first:
                 set_aside(run, warn)
             ranks.wait()
+        if ranks.first:
+            refuse_links(run, ("checkpoints", "tensorboard", "wandb"))
         refuse_obstacles(run)
         if not resume and checkpoint.Checkpoint.listed(run):
             raise RunError(

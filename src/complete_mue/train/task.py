@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +59,7 @@ def build(
     ``device`` says; batches are those of this rank.
     """
     plan = plan or config.plan
+    _check_fits(config, replicas or 1, device or torch.get_default_device())
     if config.rows % (ranks.world * config.accumulate):
         raise RunError(
             f"{config.rows} rows of a step over {ranks.world} ranks and accumulate = {config.accumulate}: give a "
@@ -68,6 +70,23 @@ def build(
     else:
         task = _pictures(config, config.task, plan, replicas, device, ranks)
     return dataclasses.replace(task, batch=_in_micro_batches(task.batch, config.accumulate))
+
+
+def _check_fits(config: RunConfig, replicas: int, device: torch.device) -> None:
+    """Refuse a model whose weights alone are more than the device holds, before anything is made of it."""
+    if device.type == "cuda":
+        room = torch.cuda.get_device_properties(device).total_memory
+    elif device.type == "cpu":
+        room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    else:
+        room = 2**62  # where nothing is held, a size must still be a number that torch can count to
+    needed = 4 * config.shape.parameters.total * replicas
+    if needed > room:
+        raise RunError(
+            f"shape.width = {config.shape.width}, shape.depth = {config.shape.depth}, shape.feed_forward = "
+            f"{config.shape.main.with_widths:.80}: weights of {needed / 2**30:,.0f} GiB, and {device} holds "
+            f"{room / 2**30:,.0f}; give a smaller shape"
+        )
 
 
 def _in_micro_batches(batch: Callable[[int], Batch], parts: int) -> Callable[[int], Batch]:

@@ -213,6 +213,11 @@ def pick_device(name: str) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise RunError(f"device = {name!r}: this machine or this torch has no CUDA; give device=cpu or device=auto")
     try:
-        return torch.device(name)
-    except RuntimeError:
-        raise RunError(f"device = {name!r}: give auto, cpu, cuda or cuda:N") from None
+        place = torch.device(name)
+        if place.type not in ("cpu", "cuda"):
+            torch.empty(0, device=place)
+    except (RuntimeError, AssertionError, ImportError):
+        raise RunError(f"device = {name!r}: not on this machine; give auto, cpu, cuda or cuda:N") from None
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        raise RunError(f"device = {name!r}: this machine has {torch.cuda.device_count()} GPUs; count from cuda:0")
+    return place

@@ -7,6 +7,7 @@ picture     a feed-forward block as SVG, active experts lit
 answer      all that the page shows of one plan
 runs        the sweeps of a folder and their reports, live
 guard       what a request may be: host, method, sizes; and the headers of every response
+timed       connections that neither ask nor listen are closed
 server      the routes; serve(folder, host, port)
 static/     one page, one style sheet, one script
 """

@@ -38,7 +38,7 @@ def plan_answer(parameters: Mapping[str, str]) -> dict[str, Any]:
         "schedule": plan.ratios.schedule,
         "reference": _reference(plan),
         "layers": [
-            {"notation": plan.shape.label(kind), "layers": plan.shape.blocks.count(kind)} for kind in plan.shape.kinds
+            {"notation": plan.shape.label(kind), "layers": layers} for kind, layers in plan.shape.layers.items()
         ],
         "pictures": {"reference": _reference_picture(plan), "target": _target_picture(plan)},
         "copy": {**_toml(specs), "python": python_of(plan)},

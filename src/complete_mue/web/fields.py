@@ -23,7 +23,7 @@ FILES = {"r": ("reference.toml", ("shape", "budget", "hyper")), "t": ("target.to
 OPTIONS = ("rules", "betas")
 PARAMETERS = (*(f"{side}.{key}" for side, (_, tables) in FILES.items() for t in tables for key in TABLES[t]), *OPTIONS)
 
-# Far beyond any model, and quick: a page that computes while one types cannot wait for a million layers.
+# Far beyond any model, and quick. What was read is bounded, so it does not matter how a number was written.
 MOST_LAYERS = 1_000
 MOST_PARTS = 1_024
 
@@ -80,13 +80,6 @@ def read(parameters: Mapping[str, str]) -> Specs:
             raise FieldError(
                 f"unknown parameter {name!r:.80}{nearest(name, PARAMETERS)}; parameters are {', '.join(PARAMETERS)}"
             )
-    for side in FILES:
-        depth = parameters.get(f"{side}.depth", "").strip()
-        if re.fullmatch(r"\d{1,7}", depth, re.ASCII) and MOST_LAYERS < int(depth) <= 10**6:
-            raise FieldError(
-                f"depth = {depth}: the planner takes at most {MOST_LAYERS} layers; use `mue plan` for more",
-                f"{side}.depth",
-            )
     files = toml_file("r", parameters), toml_file("t", parameters)
     with TemporaryDirectory(prefix="mue-web-") as folder:
         paths = [Path(folder) / file.name for file in files]
@@ -97,7 +90,13 @@ def read(parameters: Mapping[str, str]) -> Specs:
             shape, budget = read_target(paths[1])
         except MueError as problem:
             raise _placed(str(problem), Path(folder), files) from None
-    for side, block in (("r", reference.shape.main), ("t", shape.main)):
+    for side, asked in (("r", reference.shape), ("t", shape)):
+        if asked.depth > MOST_LAYERS:
+            raise FieldError(
+                f"depth = {asked.depth}: the planner takes at most {MOST_LAYERS} layers; use `mue plan` for more",
+                f"{side}.depth",
+            )
+        block = asked.main
         if len(block.branches) + len(block.groups) > MOST_PARTS:
             raise FieldError(
                 f"feed_forward has {len(block.branches) + len(block.groups)} branches and groups: the planner takes "

@@ -37,6 +37,7 @@ from complete_mue.web.fields import FieldError
 from complete_mue.web.guard import Guard
 from complete_mue.web.presets import presets
 from complete_mue.web.runs import Runs
+from complete_mue.web.timed import TimedProtocol
 
 LARGEST_PLAN = 2**20
 MOST_CONNECTIONS = 1_024
@@ -91,9 +92,10 @@ def serve(folder: Path, host: str, port: int, listening: Callable[[str], None] =
     """Serve until interrupted; ``listening`` hears the address once connections are taken."""
     with bind(host, port) as listener:
         config = uvicorn.Config(
-            application(folder, (host,)), http="h11", ws="none", lifespan="off", log_level="critical", access_log=False,
-            server_header=False, limit_concurrency=MOST_CONNECTIONS, h11_max_incomplete_event_size=16_384,
-            timeout_keep_alive=5, timeout_graceful_shutdown=3, backlog=MOST_CONNECTIONS,
+            application(folder, (host,)), http=TimedProtocol, ws="none", lifespan="off", log_level="critical",
+            access_log=False, server_header=False, limit_concurrency=MOST_CONNECTIONS,
+            h11_max_incomplete_event_size=16_384, timeout_keep_alive=5, timeout_graceful_shutdown=3,
+            backlog=MOST_CONNECTIONS,
         )  # fmt: skip
         at = listener.getsockname()
         listening(f"http://{f'[{at[0]}]' if ':' in at[0] else at[0]}:{at[1]}/")
