@@ -199,12 +199,12 @@ def tiny_plan() -> mue.Plan:
 def watched(model: torch.nn.Module, plan: mue.Plan, run: Callable[[], object]) -> Observation:
     """A pass after a made-up update of every weight."""
     binding = bind(model, plan)
-    start = {b.name: b.parameter.detach().clone() for b in binding}
     draws = torch.Generator().manual_seed(1)
     with torch.no_grad():
+        changes = {b.name: 0.01 * torch.randn(b.parameter.shape, generator=draws) for b in binding}
         for b in binding:
-            b.parameter.add_(torch.randn(b.parameter.shape, generator=draws), alpha=0.01)
-        with observe(model, binding, start) as seen:
+            b.parameter.add_(changes[b.name])
+        with observe(model, binding, changes) as seen:
             run()
     assert unseen(binding, seen) == []
     return seen

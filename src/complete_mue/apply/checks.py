@@ -200,7 +200,8 @@ def _measure(build: Callable[[Plan], Setup], plan: Plan, steps: int) -> tuple[_O
         setup.optimizer.step()
         if setup.scheduler is not None:
             setup.scheduler.step()
-        with observe(model, binding, start) as seen, torch.no_grad():
+        changes = {b.name: b.parameter.detach() - start[b.name] for b in binding}
+        with observe(model, binding, changes) as seen, torch.no_grad():
             setup.loss(model, 0)
         after.append(seen)
     roles = {
