@@ -130,6 +130,11 @@ def _squares(x: Tensor) -> float:
     return float(x.detach().double().square().sum())
 
 
+def rms(x: Tensor) -> float:
+    """Root mean square."""
+    return float(x.detach().double().square().mean().sqrt())
+
+
 @dataclass
 class Observation:
     """One pass: products by parameter name, per expert where there are experts, and outputs of residual branches."""
@@ -138,6 +143,9 @@ class Observation:
     experts: dict[str, dict[int, Seen]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(Seen)))
     branches: dict[tuple[Role, int], Tensor] = field(default_factory=dict)
     routing: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # router -> weights, index [tokens, active]
+    norms: dict[str, float] = field(default_factory=dict)  # gain of a norm -> root mean square of what it puts out
+    first: float | None = None  # root mean square of what the first layer is given
+    logits: Tensor | None = None  # what the model puts out
 
     def saw(self, bound: Watched) -> bool:
         """Whether a product with this parameter was seen."""
@@ -235,7 +243,8 @@ class _Watch(TorchDispatchMode):
                 return
         for place, weight in enumerate(operands):
             source = self._source(weight)
-            if source is None or (ends is not None and place == 0):
+            # A table that is multiplied is tied: that product is another role's.
+            if source is None or source.bound.spec.fan_in is None or (ends is not None and place == 0):
                 continue
             x, change = operands[1 - place], self._change(source, weight)
             if ends is not None:  # rows behind the last group are not computed
@@ -355,11 +364,32 @@ def observe(
 
         return hook
 
-    handles = [module.register_forward_hook(keep(key)) for key, module in branch_modules(model, binding).items()]
+    def keep_norm(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            if len(inputs) == 1 and isinstance(output, Tensor) and output.shape == inputs[0].shape:
+                seen.norms[name] = rms(output)
+
+        return hook
+
+    def keep_first(module: nn.Module, inputs: Any, named: Any) -> None:
+        given = [x for x in (*inputs, *named.values()) if isinstance(x, Tensor) and x.is_floating_point()]
+        seen.first = rms(given[0]) if given else None
+
+    def keep_logits(module: nn.Module, inputs: Any, output: Any) -> None:
+        logits = getattr(output, "logits", output)
+        seen.logits = logits.detach() if isinstance(logits, Tensor) else None
+
+    handles = [model.register_forward_hook(keep_logits)]
+    handles += [module.register_forward_hook(keep(key)) for key, module in branch_modules(model, binding).items()]
     for b in binding:
+        owner = model.get_submodule(b.name.rpartition(".")[0])
         if b.spec.role is Role.ROUTER:
-            owner = model.get_submodule(b.name.rpartition(".")[0])
             handles.append(owner.register_forward_hook(keep_routing(b.name)))
+        elif b.spec.role in (Role.NORM, Role.FINAL_NORM) and not (b.name.endswith("bias") or any(owner.children())):
+            handles.append(owner.register_forward_hook(keep_norm(b.name)))
+    if inside := [b.name for b in binding if b.spec.layer == 0]:
+        first = model.get_submodule(_common_module(inside))
+        handles.append(first.register_forward_pre_hook(keep_first, with_kwargs=True))
     try:
         with _Watch(binding, changes, seen):
             yield seen
