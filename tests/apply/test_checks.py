@@ -80,7 +80,7 @@ def test_report_files(groups_check: CheckResult, tmp_path: Path) -> None:
     assert any(role["change_error"] > 0 for role in read["axes"][0]["roles"])
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["check.json", "check.png"]
-    assert any("ok: every role" in part for part in tables(groups_check) if isinstance(part, str))
+    assert any(part.startswith("ok: ") for part in tables(groups_check) if isinstance(part, str))
 
 
 def test_points_of_ones_own() -> None:

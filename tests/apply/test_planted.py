@@ -280,9 +280,7 @@ MISTAKES = {
     "no_readout_multiplier": Planted(our(no_readout_multiplier), "width", "logits are", "readout"),
     "embedding_factor": Planted(our(embedding_times_root_of_width), "active", "first layer", "embedding"),
     "experts_counted_twice": Planted(stock(experts_counted_twice), "active", "size", "mlp.experts.down_proj"),
-    "zero_centred_norms": Planted(
-        stock(zero_centred_norms), "experts", "puts out has size", "0.input_layernorm.weight"
-    ),
+    "zero_centred_norms": Planted(stock(zero_centred_norms), "experts", "has size 1.99", "input_layernorm.weight"),
     "routing_not_normalized": Planted(
         stock(routing_not_normalized, "qwen3_moe"), "experts", "sum to", "0.mlp.gate.weight"
     ),
@@ -377,4 +375,13 @@ def test_a_tie_that_holds_at_other_widths_is_no_finding() -> None:
     pytest.importorskip("transformers", reason="stock families need transformers")
     result = look(build, "width")
     assert math.isfinite(result.axes[0].roles[0].size_slope)
+    assert not result.findings, found(result)
+
+
+def test_a_warmup_from_zero_is_no_mistake() -> None:
+    def warmed(plan: mue.Plan, setup: mue.Setup) -> mue.Setup:
+        scheduler = torch.optim.lr_scheduler.LambdaLR(setup.optimizer, lambda step: min(1.0, step / 10))
+        return replace(setup, scheduler=scheduler)
+
+    result = mue.check(our(warmed), "active", points=LINES["active"], reference=small_reference(256), steps=2, seeds=1)
     assert not result.findings, found(result)

@@ -14,8 +14,7 @@ tensors and experts. Multipliers drop out of change and alignment: both are rati
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 
 from complete_mue.apply.bind import tensors_of, unwrapped
 from complete_mue.apply.family import Family
-from complete_mue.apply.observe import Observation, Seen, observe, unseen
+from complete_mue.apply.observe import Observation, Seen, holding, observe, unseen
 from complete_mue.errors import RunError
 from complete_mue.layout import Role, TensorSpec
 
@@ -99,7 +98,7 @@ def _effects(
     changes = {one.name: _change(one, before, after) for one in named}
     if not any(change.any() for change in changes.values()):
         raise RunError("before and after are the same weights: keep a clone of each parameter before the step")
-    with _holding(named, before), observe(inner, named, changes) as seen:
+    with holding(named, before), observe(inner, named, changes) as seen:
         model(tokens) if isinstance(tokens, Tensor) else tokens(model)
     if missing := unseen(named, seen):
         raise RunError(
@@ -119,19 +118,6 @@ def _change(one: _Named, before: Mapping[str, Tensor], after: Mapping[str, Tenso
             raise RunError(f"{which}: {one.name!r} {found}; give every parameter by name, this one of shape {shape}")
     change = torch.empty_like(one.parameter)  # laid out as the parameter is
     return change.copy_(after[one.name].to(change.device) - before[one.name].to(change.device))
-
-
-@contextmanager
-def _holding(named: Iterable[_Named], state: Mapping[str, Tensor]) -> Iterator[None]:
-    """The model's parameters with these values, and with their own afterwards."""
-    kept = [(one.parameter, one.parameter.clone()) for one in named]
-    for one in named:
-        one.parameter.copy_(state[one.name])
-    try:
-        yield
-    finally:
-        for parameter, value in kept:
-            parameter.copy_(value)
 
 
 def _parts(name: str, seen: Observation) -> list[Seen]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from complete_mue.apply.bind import Binding, bind, unwrapped
 from complete_mue.apply.effect import Effect, update_effect
 from complete_mue.apply.judged import judge_forward
-from complete_mue.apply.observe import Observation, any_number, observe, rms
+from complete_mue.apply.observe import Observation, any_number, holding, observe, rms
 from complete_mue.apply.realized import Finding
 from complete_mue.apply.setup import Setup, built, loss_of
 from complete_mue.layout import Role
@@ -69,8 +69,6 @@ def measure(
     _shuffle(binding, seed)
     start = _state(model)
     first = seed * (steps + 1)
-    with observe(model, binding) as before, torch.no_grad():
-        loss(model, first)
     for step in range(first, first + steps):
         setup.optimizer.zero_grad()
         loss(model, step).backward()  # type: ignore[no-untyped-call]
@@ -80,7 +78,9 @@ def measure(
         if setup.scheduler is not None:
             setup.scheduler.step()
     changes = {b.name: b.parameter.detach() - start[b.name] for b in binding}
-    with observe(model, binding, changes) as after, torch.no_grad():
+    with observe(model, binding) as after, torch.no_grad():
+        loss(model, first)
+    with holding(binding, start), observe(model, binding, changes) as before, torch.no_grad():
         loss(model, first)
     known = [role for role in dict.fromkeys(b.spec.role for b in binding) if _knows(role, binding, before)]
     roles = {role: _role(role, plan, binding, rates, before, after) for role in known}
@@ -129,19 +129,20 @@ def _role(
     members = [b for b in binding if b.spec.role is role and before.saw(b)]
     formulas, uneven = [], [1.0]
     for b in members:
-        seen = after.products[b.name]
+        seen = before.products[b.name]  # what the update does to the inputs that the layer had at first
         fan_in = b.parameter.shape[b.spec.axes.index(b.spec.fan_in)] if b.spec.fan_in else 1
         largest = rates[b.name] * fan_in * seen.mean_input
         formulas += [seen.change / largest] if largest else []
-        moved = [expert.change for expert in after.experts.get(b.name, {}).values() if expert.entries]
+        moved = [expert.change for expert in before.experts.get(b.name, {}).values() if expert.entries]
         uneven += [max(moved) / min(moved)] if len(moved) > 1 and min(moved) > 0 else []
     if keys := _branches(role, before):
         size = statistics.fmean(rms(before.branches[key]) * depth for key in keys)
         change = statistics.fmean(rms(after.branches[key] - before.branches[key]) * depth for key in keys)
     else:
         scale = [b.spec.multiplier * (depth if role is Role.SHARED_DOWN else 1.0) for b in members]
-        size = statistics.fmean(before.products[b.name].size * m for b, m in zip(members, scale, strict=True))
-        change = statistics.fmean(after.products[b.name].change * m for b, m in zip(members, scale, strict=True))
+        seen_as = [(before.products[b.name], m) for b, m in zip(members, scale, strict=True)]
+        size = statistics.fmean(seen.size * m for seen, m in seen_as)
+        change = statistics.fmean(seen.change * m for seen, m in seen_as)
     return Measured(size, change / lr, statistics.fmean(formulas) if formulas else None, max(uneven))
 
 

@@ -396,3 +396,18 @@ def observe(
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def holding(named: Iterable[Watched], state: Mapping[str, Tensor]) -> Iterator[None]:
+    """The parameters with these values, and with their own afterwards."""
+    kept = [(one.parameter, one.parameter.detach().clone()) for one in named]
+    with torch.no_grad():
+        for one in named:
+            one.parameter.copy_(state[one.name])
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, value in kept:
+                parameter.copy_(value)

@@ -53,7 +53,9 @@ def realized(build: Callable[[Plan], Setup], plan: Plan, tolerance: float = 0.02
     decay = _step(build, plan, lambda b: 0.0)
     full = _without(decay, _step(build, plan, lambda b: 1e6))
     small = _without(decay, _step(build, plan, lambda b: b.row.eps))
-    warmup = statistics.median(full[b.name] / b.row.lr for b in binding)
+    factors = [full[b.name] / b.row.lr for b in binding]
+    right = any(math.isclose(factor, 1, rel_tol=tolerance) for factor in factors)
+    warmup = 1.0 if right else statistics.median(factors)
     for b in binding:
         lr = full[b.name]
         wd = decay[b.name] / lr if lr else math.nan
@@ -198,6 +200,9 @@ def _step(build: Callable[[Plan], Setup], plan: Plan, gradient: Callable[[Bound]
             # float64 so that a decay of 1e-6 per step is seen
             b.parameter.data = torch.ones_like(b.parameter, dtype=torch.float64)
             b.parameter.grad = torch.full_like(b.parameter, gradient(b))
+    for group in setup.optimizer.param_groups:
+        if not float(group["lr"]):  # a warmup that starts at zero
+            group["lr"] = group.get("initial_lr", 0.0)
     setup.optimizer.step()
     # The mean step, not the first entry's: a stacked tensor may be treated unevenly.
     return {b.name: float(1 - b.parameter.detach().mean()) for b in binding}
