@@ -33,6 +33,8 @@ def _olmoe(shape: mue.ModelShape) -> dict[str, Any]:
 
 
 def _qwen3_moe(shape: mue.ModelShape) -> dict[str, Any]:
+    if shape.main.is_dense:
+        return {"intermediate_size": shape.main.active_width, "mlp_only_layers": list(range(shape.depth))}
     experts, active, width = _routed(shape)
     return {
         "num_experts": experts, "num_experts_per_tok": active, "moe_intermediate_size": width, "norm_topk_prob": True,

@@ -323,13 +323,19 @@ def _by_expert(source: _Source, weight: Tensor, ends: Tensor | None) -> Iterator
         yield expert, experts == expert
 
 
-def branch_modules(model: nn.Module, binding: Iterable[Watched]) -> dict[tuple[Role, int], nn.Module]:
-    """The module whose output is a residual branch: the smallest one around all tensors of the branch in its layer."""
+def branch_modules(model: nn.Module, binding: Iterable[Watched]) -> dict[tuple[Role, int], list[nn.Module]]:
+    """The modules whose outputs add up to a residual branch: the smallest one around all tensors of the branch in its
+    layer, and beside experts the one around the shared experts where they stand apart.
+    """
     found = {}
     for role, parts in BRANCHES.items():
         for layer in {b.spec.layer for b in binding if b.spec.role is role and b.spec.layer is not None}:
-            names = [b.name for b in binding if b.spec.layer == layer and b.spec.role in parts]
-            found[role, layer] = model.get_submodule(_common_module(names))
+            within = [b for b in binding if b.spec.layer == layer]
+            paths = [_common_module([b.name for b in within if b.spec.role in parts])]
+            shared = [b.name for b in within if b.spec.role in (Role.SHARED_UP, Role.SHARED_DOWN)]
+            apart = [name for name in shared if not name.startswith(f"{paths[0]}.")]
+            paths += [_common_module(apart)] if role is Role.EXPERT_DOWN and apart else []
+            found[role, layer] = [model.get_submodule(path) for path in paths]
     return found
 
 
@@ -349,9 +355,12 @@ def observe(
     """Watch one or more forward passes. With ``changes`` (dW by name, laid out as W is), updates are measured too."""
     binding, seen = list(binding), Observation()
 
-    def keep(key: tuple[Role, int]) -> Callable[..., None]:
+    outputs: dict[tuple[Role, int], dict[int, Tensor]] = defaultdict(dict)
+
+    def keep(key: tuple[Role, int], part: int) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            seen.branches[key] = (output[0] if isinstance(output, tuple) else output).detach()
+            outputs[key][part] = (output[0] if isinstance(output, tuple) else output).detach()
+            seen.branches[key] = torch.stack(list(outputs[key].values())).sum(0)
 
         return hook
 
@@ -380,7 +389,8 @@ def observe(
         seen.logits = logits.detach() if isinstance(logits, Tensor) else None
 
     handles = [model.register_forward_hook(keep_logits)]
-    handles += [module.register_forward_hook(keep(key)) for key, module in branch_modules(model, binding).items()]
+    for key, modules in branch_modules(model, binding).items():
+        handles += [module.register_forward_hook(keep(key, part)) for part, module in enumerate(modules)]
     for b in binding:
         owner = model.get_submodule(b.name.rpartition(".")[0])
         if b.spec.role is Role.ROUTER:
