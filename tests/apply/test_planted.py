@@ -37,6 +37,7 @@ LINES = {
     ],
     "depth": [Point(d, mue.ModelShape(64, d, mue.FeedForward.parse("8e2a", 16), head_dim=16), BUDGET) for d in (2, 8)],
     "active": _line({2: "16e2a", 8: "16e8a"}),
+    "one": _line({8: "8e1a", 16: "16e1a"}, hidden=32),
     "experts": _line({8: "8e2a", 16: "16e2a"}, hidden=32),
 }
 
@@ -285,6 +286,7 @@ MISTAKES = {
         stock(routing_not_normalized, "qwen3_moe"), "experts", "sum to", "0.mlp.gate.weight"
     ),
     "too_many_experts": Planted(stock(too_many_experts), "experts", "takes 3 experts", "0.mlp.gate.weight"),
+    "router_without_gradient": Planted(language_model_setup, "one", "no gradient", "0.feed_forward.router"),
     "wrong_fan_in": Planted(our(wrong_fan_in), "width", "init_std", "0.feed_forward.expert_up"),
     "one_expert_at_zero": Planted(our(one_expert_at_zero), "active", "expert 3 has 0", "1.feed_forward.expert_down"),
     "one_expert_too_large": Planted(our(one_expert_too_large), "active", "expert 5 has", "0.feed_forward.expert_up"),
@@ -342,7 +344,7 @@ def test_there_are_many_kinds() -> None:
     assert len(MISTAKES) >= 25
 
 
-@pytest.mark.parametrize("axis", LINES)
+@pytest.mark.parametrize("axis", sorted(set(LINES) - {"one"}))
 def test_without_a_mistake_the_same_lines_pass(axis: str) -> None:
     """So that what is caught above is caught for its own sake."""
     clip = [our(lambda plan, setup: replace(setup, clip=lambda model: mue.clip_grad_norm_(model, plan, 1.0)))]
@@ -385,3 +387,28 @@ def test_a_warmup_from_zero_is_no_mistake() -> None:
 
     result = mue.check(our(warmed), "active", points=LINES["active"], reference=small_reference(256), steps=2, seeds=1)
     assert not result.findings, found(result)
+
+
+def test_update_effect_beside_a_dense_reference() -> None:
+    reference = small_reference(256)
+    result = mue.check(
+        language_model_setup, "active", points=LINES["active"], reference=reference, steps=2, seeds=1,
+        update_effect=True,
+    )  # fmt: skip
+    effects = {effect.role: effect for effect in result.axes[0].effects}
+    assert effects["expert_up"].counterpart == "dense_up"
+    assert all(ratio is not None and 0.1 < ratio < 10 for ratio in effects["expert_up"].ratios)
+    assert effects["attention_in"].counterpart == "attention_in"
+    assert effects["router"].ratios == (None, None)  # a dense reference has none
+    assert all(effect.alignment > 0.5 for role in effects.values() for effect in role.effects)
+    assert result.to_dict()["axes"][0]["effects"][0]["effects"][0]["change"] > 0
+    assert any("update effect" in str(getattr(part, "title", "")) for part in tables(result))
+
+
+def test_update_effect_of_a_model_that_cannot_be_dense_is_against_the_first_point() -> None:
+    result = mue.check(
+        stock(lambda plan, model: None), "active", points=LINES["active"], reference=small_reference(256), steps=1,
+        seeds=1, update_effect=True,
+    )  # fmt: skip
+    for effect in result.axes[0].effects:
+        assert effect.ratios[0] == pytest.approx(1)

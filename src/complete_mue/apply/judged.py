@@ -99,6 +99,13 @@ def _routing(binding: Binding, plan: Plan, seen: Observation) -> Iterator[Findin
             few, many = int(distinct.min()), int(distinct.max())
             found = f"{few}" if few == many else f"{few} to {many}"
             yield Finding("routing", name, f"a token takes {found} experts, the plan says {planned}")
+        elif planned == 1 and float((weights - weights.mean()).abs().max()) < 1e-6:
+            yield Finding(
+                "routing",
+                name,
+                "a token takes one expert with the same weight whatever the logits, so the loss gives the router no "
+                "gradient: activate two experts or more",
+            )
         sums = weights.double().sum(-1)
         low, high, own = float(sums.min()), float(sums.max()), down.get(layer, 1.0)
         if not any(math.isclose(s, low, rel_tol=0.01) and math.isclose(s, high, rel_tol=0.01) for s in (1.0, own)):
