@@ -153,3 +153,31 @@ def test_replicas_are_measured_one_by_one() -> None:
         one, {name: w[0] for name, w in both.items()}, {name: w[0] for name, w in moved(both).items()}, text()
     )
     assert effects[Role.EXPERT_UP].change > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("experts", ["ours", "eager", "grouped_mm"])
+def test_on_gpu_as_on_cpu(experts: str) -> None:
+    seen = []
+    for device in ("cpu", "cuda"):
+        model = (our_model(plan_of("8e2a")) if experts == "ours" else stock(experts)).to(device)
+        before = {name: w.cpu() for name, w in state(model).items()}  # states may lie elsewhere
+        seen.append(update_effect(model, before, moved(before), text().to(device)))
+    for role, one in seen[0].items():
+        other = seen[1][role]
+        assert (one.change, one.alignment, one.size) == pytest.approx(
+            (other.change, other.alignment, other.size), rel=2e-2
+        ), role
+    assert seen[0].keys() == seen[1].keys()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_a_check_on_gpu() -> None:
+    def build(plan: mue.Plan) -> mue.Setup:
+        model = our_model(plan).cuda()
+        return mue.Setup(model, torch.optim.AdamW(mue.param_groups(model, plan)))
+
+    result = mue.check(build, "active", steps=2, seeds=2, update_effect=True)
+    assert result.ok, [str(finding) for finding in result.findings]
