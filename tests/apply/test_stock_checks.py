@@ -93,3 +93,11 @@ def test_shared_experts_that_stand_apart_belong_to_the_branch() -> None:
     result = mue.check(stock_setup("granitemoeshared", None), "shared", steps=1, seeds=1)
     assert abs(slopes_of(result, "expert_down").size_slope) < 0.15
     assert result.ok, complaints(result)
+
+
+def test_a_shared_expert_among_more_and_more_routed_ones_may_shrink() -> None:
+    result = mue.check(
+        stock_setup("glm4_moe", None), "active", points=line_of("active", "glm4_moe")[::3], steps=1, seeds=1
+    )
+    assert abs(slopes_of(result, "shared_down").size_slope) < 0.15
+    assert result.ok, complaints(result)

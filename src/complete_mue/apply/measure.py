@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from complete_mue.apply.bind import Binding, bind, unwrapped
+from complete_mue.apply.bind import Binding, Bound, bind, unwrapped
 from complete_mue.apply.effect import Effect, update_effect
 from complete_mue.apply.judged import judge_forward
 from complete_mue.apply.observe import Observation, any_number, holding, observe, rms
@@ -139,11 +139,20 @@ def _role(
         size = statistics.fmean(rms(before.branches[key]) * depth for key in keys)
         change = statistics.fmean(rms(after.branches[key] - before.branches[key]) * depth for key in keys)
     else:
+        # A shared expert is judged by its share of the block's active width: of many terms, each is a small one.
+        shares = [_share(b, plan) for b in members]
         scale = [b.spec.multiplier * (depth if role is Role.SHARED_DOWN else 1.0) for b in members]
-        seen_as = [(before.products[b.name], m) for b, m in zip(members, scale, strict=True)]
-        size = statistics.fmean(seen.size * m for seen, m in seen_as)
-        change = statistics.fmean(seen.change * m for seen, m in seen_as)
+        seen_as = [(before.products[b.name], m, share) for b, m, share in zip(members, scale, shares, strict=True)]
+        size = statistics.fmean(seen.size * m / share**0.5 for seen, m, share in seen_as)
+        change = statistics.fmean(seen.change * m / share for seen, m, share in seen_as)
     return Measured(size, change / lr, statistics.fmean(formulas) if formulas else None, max(uneven))
+
+
+def _share(bound: Bound, plan: Plan) -> float:
+    if bound.spec.role is not Role.SHARED_DOWN or bound.spec.layer is None:
+        return 1.0
+    block = plan.shape.blocks[bound.spec.layer]
+    return sum(block.branches) / block.active_width
 
 
 def _routing(seen: Observation, experts: int) -> tuple[float, float]:
