@@ -74,7 +74,12 @@ def _glm4_moe(shape: mue.ModelShape) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _llama(shape: mue.ModelShape) -> dict[str, Any]:
+    return {"intermediate_size": shape.main.active_width}
+
+
 FAMILIES: dict[str, Callable[[mue.ModelShape], dict[str, Any]]] = {
+    "llama": _llama,
     "mixtral": _mixtral,
     "olmoe": _olmoe,
     "qwen3_moe": _qwen3_moe,
@@ -109,7 +114,8 @@ def stock_model(name: str, plan: mue.Plan, **changes: Any) -> Any:
     }  # fmt: skip
     config = AutoConfig.for_model(name, **{**fields, **FAMILIES[name](shape), **changes})
     model = AutoModelForCausalLM.from_config(config)
-    model.set_experts_implementation("grouped_mm")
+    if not shape.main.is_dense:
+        model.set_experts_implementation("grouped_mm")
     return mue.initialize(model, plan)
 
 

@@ -57,6 +57,14 @@ def test_a_correct_setup_is_not_flagged_along_any_axis(family: str, tokens: str)
         assert result.ok, (axis, complaints(result))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("tokens", TOKENS)
+def test_a_dense_stock_model_is_not_flagged_along_its_width_inside(tokens: str) -> None:
+    result = mue.check(stock_setup("llama", TOKENS[tokens]), "ffn_width", seeds=2)
+    assert result.ok, complaints(result)
+    assert abs(slopes_of(result, "dense_down").size_slope) < 0.15
+
+
 def slopes_of(result: CheckResult, role: str) -> Any:
     return next(one for one in result.axes[0].roles if one.role == role)
 

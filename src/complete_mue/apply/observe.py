@@ -374,8 +374,9 @@ def observe(
         return hook
 
     def keep_norm(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            if len(inputs) == 1 and isinstance(output, Tensor) and output.shape == inputs[0].shape:
+        def hook(module: nn.Module, inputs: Any, named: Any, output: Any) -> None:
+            given = [x for x in (*inputs, *named.values()) if isinstance(x, Tensor)]  # a gated norm has two
+            if len(given) == 1 and isinstance(output, Tensor) and output.shape == given[0].shape:
                 seen.norms[name] = rms(output)
 
         return hook
@@ -396,7 +397,7 @@ def observe(
         if b.spec.role is Role.ROUTER:
             handles.append(owner.register_forward_hook(keep_routing(b.name)))
         elif b.spec.role in (Role.NORM, Role.FINAL_NORM) and not (b.name.endswith("bias") or any(owner.children())):
-            handles.append(owner.register_forward_hook(keep_norm(b.name)))
+            handles.append(owner.register_forward_hook(keep_norm(b.name), with_kwargs=True))
     if inside := [b.name for b in binding if b.spec.layer == 0]:
         first = model.get_submodule(_common_module(inside))
         handles.append(first.register_forward_pre_hook(keep_first, with_kwargs=True))
