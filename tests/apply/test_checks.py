@@ -30,10 +30,10 @@ from complete_mue.models.setup import BYTES, language_model_setup  # noqa: E402
 
 @pytest.mark.parametrize("axis", sorted(AXES))
 def test_the_language_model_passes_along_every_axis(axis: str) -> None:
-    result = mue.check(language_model_setup, axis, seeds=2)
+    result = mue.check(language_model_setup, axis, seeds=1)
     assert result.ok, verdict(result)
     (line,) = result.axes
-    assert len(line.unsure) <= 1, [role.why for role in line.unsure]  # one error bar may come out wide by chance
+    assert not line.unsure, [role.why for role in line.unsure]
     assert {"embedding", "attention_in", "attention_out", "readout"} <= {role.role for role in line.roles}
     if axis != "ffn_width":
         assert {"expert_up", "expert_down", "router"} <= {role.role for role in line.roles}
