@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +19,8 @@ torch = pytest.importorskip("torch")
 from complete_mue.apply.axes import AXES, axis_points, small_reference  # noqa: E402
 from complete_mue.apply.bind import bind  # noqa: E402
 from complete_mue.apply.check_report import tables, verdict, write  # noqa: E402
-from complete_mue.apply.checks import CheckResult, RoleVerdict, slope  # noqa: E402
+from complete_mue.apply.checks import CheckResult  # noqa: E402
+from complete_mue.apply.judge import RoleVerdict, slope_of  # noqa: E402
 from complete_mue.apply.observe import Observation, observe, unseen  # noqa: E402
 from complete_mue.cli.check import app  # noqa: E402
 from complete_mue.kernels.dispatch import KERNELS, choose, routed_experts  # noqa: E402
@@ -30,140 +30,45 @@ from complete_mue.models.setup import BYTES, language_model_setup  # noqa: E402
 
 @pytest.mark.parametrize("axis", sorted(AXES))
 def test_the_language_model_passes_along_every_axis(axis: str) -> None:
-    result = mue.check(language_model_setup, axis)
+    result = mue.check(language_model_setup, axis, seeds=1)
     assert result.ok, verdict(result)
     (line,) = result.axes
+    assert not line.unsure, [role.why for role in line.unsure]
     assert {"embedding", "attention_in", "attention_out", "readout"} <= {role.role for role in line.roles}
     if axis != "ffn_width":
         assert {"expert_up", "expert_down", "router"} <= {role.role for role in line.roles}
         assert all(1 <= point.forward_factor < 1.2 for point in line.routing)
 
 
-def planted(change: Callable[[mue.Plan, mue.Setup], mue.Setup]) -> Callable[[mue.Plan], mue.Setup]:
-    return lambda plan: change(plan, language_model_setup(plan))
-
-
-def by_hand(plan: mue.Plan, setup: mue.Setup, **settings: Callable[[str, float], float]) -> mue.Setup:
-    """An optimizer whose groups were written by hand, one parameter each, with some settings changed by role."""
-    groups = []
-    for b in bind(setup.model, plan):
-        values = {"lr": b.row.lr, "weight_decay": b.row.weight_decay, "eps": b.row.eps}
-        for name, wrong in settings.items():
-            values[name] = wrong(b.spec.role.value, values[name])
-        groups.append({"params": [b.parameter], "betas": plan.hyper.betas, **values})
-    return replace(setup, optimizer=torch.optim.AdamW(groups))
-
-
-def without_route_scale(plan: mue.Plan, setup: mue.Setup) -> mue.Setup:
+def without_route_scale(plan: mue.Plan) -> mue.Setup:
+    setup = language_model_setup(plan)
     for layer in setup.model.layers:
-        layer.feed_forward.forward = _with(layer.feed_forward, route_scale=1.0)
+        layer.feed_forward.register_forward_hook(lambda block, inputs, output: output / block.route_scale)
     return setup
-
-
-def without_output_multiplier(plan: mue.Plan, setup: mue.Setup) -> mue.Setup:
-    for layer in setup.model.layers:
-        layer.feed_forward.forward = _with(layer.feed_forward, output=1.0)
-    return setup
-
-
-def _with(block: torch.nn.Module, **attributes: float) -> Callable[..., torch.Tensor]:
-    """The block's forward with other multipliers than those it declares."""
-    forward = type(block).forward
-
-    def wrong(*arguments: object, **options: object) -> torch.Tensor:
-        kept = {name: getattr(block, name) for name in attributes}
-        for name, value in attributes.items():
-            setattr(block, name, value)
-        try:
-            return forward(block, *arguments, **options)
-        finally:
-            for name, value in kept.items():
-                setattr(block, name, value)
-
-    return wrong
-
-
-def wrong_fan_in(plan: mue.Plan, setup: mue.Setup) -> mue.Setup:
-    """Experts' up projections drawn for the wrong axis: their hidden width instead of the residual width."""
-    with torch.no_grad():
-        for b in bind(setup.model, plan):
-            if b.spec.role.value == "expert_up":
-                b.parameter.mul_((b.parameter.shape[-1] / b.parameter.shape[-2]) ** 0.5)
-    return setup
-
-
-def expert_lr_not_scaled(plan: mue.Plan, setup: mue.Setup) -> mue.Setup:
-    return by_hand(plan, setup, lr=lambda role, lr: plan.hyper.lr if role.startswith("expert") else lr)
-
-
-def decay_not_scaled(plan: mue.Plan, setup: mue.Setup) -> mue.Setup:
-    return by_hand(plan, setup, weight_decay=lambda role, wd: plan.hyper.weight_decay if wd else 0.0)
-
-
-def eps_not_scaled(plan: mue.Plan, setup: mue.Setup) -> mue.Setup:
-    return by_hand(plan, setup, eps=lambda role, eps: plan.hyper.eps)
-
-
-def overwriting_scheduler(plan: mue.Plan, setup: mue.Setup) -> mue.Setup:
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(
-        setup.optimizer, max_lr=plan.hyper.lr, total_steps=100, cycle_momentum=False
-    )
-    return replace(setup, scheduler=scheduler)
-
-
-def wrong_betas(plan: mue.Plan, setup: mue.Setup) -> mue.Setup:
-    return replace(
-        setup, optimizer=torch.optim.AdamW([{**g, "betas": (0.5, 0.999)} for g in setup.optimizer.param_groups])
-    )
-
-
-# mistake, axis on which it must show, roles whose activations must move (none: seen on the optimizer), findings
-MISTAKES = [
-    (without_route_scale, "active", {"expert_down"}, set()),
-    (without_output_multiplier, "active", {"expert_down"}, set()),
-    (without_output_multiplier, "ffn_width", {"dense_down"}, set()),
-    (wrong_fan_in, "granularity", {"expert_up"}, {"init_std"}),
-    (expert_lr_not_scaled, "width", {"expert_up"}, {"lr"}),
-    (decay_not_scaled, "width", set(), {"weight_decay"}),
-    (eps_not_scaled, "width", set(), {"eps"}),
-    (overwriting_scheduler, "width", set(), {"scheduler"}),
-    (wrong_betas, "width", set(), {"betas"}),
-]
-
-
-@pytest.mark.parametrize(
-    ("mistake", "axis", "roles", "findings"), MISTAKES, ids=lambda value: getattr(value, "__name__", "")
-)
-def test_planted_mistakes_are_caught(
-    mistake: Callable[[mue.Plan, mue.Setup], mue.Setup], axis: str, roles: set[str], findings: set[str]
-) -> None:
-    result = mue.check(planted(mistake), axis, steps=2)
-    assert not result.ok
-    moved = {role.role for line in result.axes for role in line.roles if not role.ok}
-    assert roles <= moved, verdict(result)
-    assert findings <= {finding.what for finding in result.findings}, [str(f) for f in result.findings]
 
 
 @pytest.mark.parametrize(("rules", "axis"), [("sp", "width"), ("mup_moe", "active")])
 def test_other_rules_move_where_the_theory_says(rules: str, axis: str) -> None:
-    assert not mue.check(language_model_setup, axis, rules=rules, steps=2).ok
+    assert not mue.check(language_model_setup, axis, rules=rules, steps=2, seeds=1).ok
 
 
 def test_a_model_without_multipliers_passes_too() -> None:
     def folded(plan: mue.Plan) -> mue.Setup:
         model = LanguageModel(plan.shape, BYTES, kernel="reference")
         mue.initialize(model, plan)
-        setup = language_model_setup(plan)
-        return replace(setup, model=model, optimizer=torch.optim.AdamW(mue.param_groups(model, plan)))
+        return mue.Setup(model, torch.optim.AdamW(mue.param_groups(model, plan)))
 
-    one, other = mue.check(language_model_setup, "shared", steps=2), mue.check(folded, "shared", steps=2)
+    one, other = (
+        mue.check(language_model_setup, "shared", steps=2, seeds=1),
+        mue.check(folded, "shared", steps=2, seeds=1),
+    )
     assert other.ok, verdict(other)
     assert one.axes[0].roles[-1].change_slope == pytest.approx(other.axes[0].roles[-1].change_slope, abs=1e-3)
 
 
 @pytest.fixture(scope="module")
 def groups_check() -> CheckResult:
-    return mue.check(language_model_setup, "groups", steps=2)
+    return mue.check(language_model_setup, "groups", steps=2, seeds=2)
 
 
 def test_report_files(groups_check: CheckResult, tmp_path: Path) -> None:
@@ -171,14 +76,17 @@ def test_report_files(groups_check: CheckResult, tmp_path: Path) -> None:
     read = json.loads(data.read_text())
     assert read["ok"] is True
     assert [axis["axis"] for axis in read["axes"]] == ["groups"]
-    assert all(len(p["changes"]) == groups_check.steps for role in read["axes"][0]["roles"] for p in role["points"])
+    assert all(len(role["points"]) == 3 for role in read["axes"][0]["roles"])
+    assert any(role["change_error"] > 0 for role in read["axes"][0]["roles"])
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["check.json", "check.png"]
-    assert any("ok: every role" in part for part in tables(groups_check) if isinstance(part, str))
+    assert any(part.startswith("ok: ") for part in tables(groups_check) if isinstance(part, str))
 
 
 def test_points_of_ones_own() -> None:
-    result = mue.check(language_model_setup, "mine", points=axis_points("groups"), reference=small_reference(), steps=1)
+    result = mue.check(
+        language_model_setup, "mine", points=axis_points("groups"), reference=small_reference(), steps=1, seeds=1
+    )
     assert result.axes[0].axis == "mine"
     with pytest.raises(mue.MueError, match="did you mean 'width'"):
         mue.check(language_model_setup, "widht")
@@ -199,12 +107,12 @@ def tiny_plan() -> mue.Plan:
 def watched(model: torch.nn.Module, plan: mue.Plan, run: Callable[[], object]) -> Observation:
     """A pass after a made-up update of every weight."""
     binding = bind(model, plan)
-    start = {b.name: b.parameter.detach().clone() for b in binding}
     draws = torch.Generator().manual_seed(1)
     with torch.no_grad():
+        changes = {b.name: 0.01 * torch.randn(b.parameter.shape, generator=draws) for b in binding}
         for b in binding:
-            b.parameter.add_(torch.randn(b.parameter.shape, generator=draws), alpha=0.01)
-        with observe(model, binding, start) as seen:
+            b.parameter.add_(changes[b.name])
+        with observe(model, binding, changes) as seen:
             run()
     assert unseen(binding, seen) == []
     return seen
@@ -289,7 +197,7 @@ def hidden_products(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_was_never_seen_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden_products(monkeypatch)
-    result = mue.check(language_model_setup, "active", steps=2)
+    result = mue.check(language_model_setup, "active", steps=2, seeds=1)
     assert not result.ok
     assert {(f.what, f.where) for f in result.findings} == {
         ("product", "layers.*.feed_forward.expert_up"),
@@ -307,7 +215,7 @@ def test_what_was_never_seen_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_branch_is_judged_by_its_output_even_if_its_products_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden_products(monkeypatch)
-    result = mue.check(planted(without_route_scale), "active", steps=1)
+    result = mue.check(without_route_scale, "active", steps=1, seeds=1)
     assert role_of(result, "expert_down").change_slope < -0.5
 
 
@@ -353,11 +261,11 @@ def mixtral(experts: str = "grouped_mm", *, wrong: bool = False) -> Callable[[mu
 @pytest.mark.parametrize("experts", ["eager", "grouped_mm", "batched_mm"])
 def test_a_stock_model_passes_and_a_wrong_multiplier_on_its_experts_fails(experts: str) -> None:
     points = axis_points("active")[:3]
-    right = mue.check(mixtral(experts), "active", points=points, steps=1)
+    right = mue.check(mixtral(experts), "active", points=points, steps=1, seeds=1)
     assert right.ok, verdict(right)
     assert {"router", "expert_up", "expert_down"} <= {role.role for role in right.axes[0].roles}
     assert role_of(right, "expert_up").points[0].uneven > 1
-    wrong = mue.check(mixtral(experts, wrong=True), "active", points=points, steps=1)
+    wrong = mue.check(mixtral(experts, wrong=True), "active", points=points, steps=1, seeds=1)
     assert not wrong.ok
     assert role_of(wrong, "expert_down").size_slope == pytest.approx(1, abs=0.2)
 
@@ -384,7 +292,7 @@ def test_without_axes_those_that_can_be_made_are_walked_and_the_others_named() -
             raise ValueError(f"{plan.shape.main} is not for us\nat all")
         return build(plan)
 
-    result = mue.check(only_grouped, None, steps=1)
+    result = mue.check(only_grouped, None, steps=1, seeds=1)
     assert [line.axis for line in result.axes] == ["groups"]
     left = {line.axis: line.reason for line in result.not_walked}
     assert set(left) == set(AXES) - {"groups"}
@@ -425,12 +333,24 @@ def test_options_that_do_not_go_together(options: dict[str, Any], says: str) -> 
 def test_layout_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setitem(sys.modules, "my_training", SimpleNamespace(build=mixtral()))
-    words = ["check", "--model", "my_training:build", "--axis", "batch", "--layout", "8e2a", "--steps", "1"]
+    words = [
+        "check",
+        "--model",
+        "my_training:build",
+        "--axis",
+        "batch",
+        "--layout",
+        "8e2a",
+        "--steps",
+        "1",
+        "--seeds",
+        "1",
+    ]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     assert "ok: every role keeps its size along batch" in done.stdout
 
 
 def test_slope() -> None:
-    assert slope([1, 2, 4], [3, 6, 12]) == pytest.approx(1)
-    assert slope([1, 2, 4], [1, 0, 1]) == float("inf")
+    assert slope_of([1, 2, 4], [[3, 6, 12]]).value == pytest.approx(1)
+    assert slope_of([1, 2, 4], [[1, 0, 1]]).value == float("inf")

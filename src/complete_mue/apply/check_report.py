@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from complete_mue.apply.checks import AxisCheck, CheckResult
+from complete_mue.apply.judge import OK, Slope
 from complete_mue.storage import whole, write_json
 
 if TYPE_CHECKING:
@@ -21,25 +22,31 @@ def tables(result: CheckResult) -> Iterator[Table | str]:
     for axis in result.axes:
         title = f"{axis.axis}: {', '.join(f'{x:g}' for x in axis.xs)}"
         table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-        for heading in ("role", "size", "change", "slope of size", "slope of change", "formula", "experts", ""):
+        for heading in ("role", "size", "change", "size moves", "change moves", "formula", "experts", ""):
             table.add_column(heading, justify="left" if heading in ("role", "") else "right")
         for role in axis.roles:
             last = role.points[-1]
+            should = f", size should go {role.expected:+.2f}" if role.expected else ""
             table.add_row(
                 role.role,
                 f"{last.size:.3g}",
                 f"{last.change:.3g}",
-                f"{role.size_slope:+.2f}",
-                f"{role.change_slope:+.2f}",
+                str(Slope(role.size_slope, role.size_error)),
+                str(Slope(role.change_slope, role.change_error)),
                 "–" if role.formula_slope is None else f"{role.formula_slope:+.2f}",
                 f"x{last.uneven:.2g}" if last.uneven > 1 else "–",
-                "ok" if role.ok else role.why,
+                role.verdict + should,
             )
         yield table
+        for role in axis.roles:
+            if role.verdict != OK:
+                yield f"{role.verdict}: {role.role} ({role.tensor}): {role.why}"
         if any(point.load_variation for point in axis.routing):
             factors = ", ".join(f"{point.forward_factor:.3f}" for point in axis.routing)
             loads = ", ".join(f"{point.load_variation:.2f}" for point in axis.routing)
             yield f"routing at init: F = {factors}; variation of the load = {loads}"
+        if axis.effects:
+            yield _effects(axis)
     for finding in result.findings:
         yield f"not as planned: {finding}"
     for left in result.not_walked:
@@ -47,14 +54,44 @@ def tables(result: CheckResult) -> Iterator[Table | str]:
     yield verdict(result)
 
 
+def _effects(axis: AxisCheck) -> Table:
+    """How much an update changes each role's own output on fresh tokens, point by point."""
+    from rich import box
+    from rich.table import Table
+
+    points = ", ".join(f"{x:g}" for x in axis.xs)
+    table = Table(
+        title=f"update effect, {axis.axis} {points}", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False
+    )
+    for heading in ("role", "change of its output", "alignment", "over the reference's", ""):
+        table.add_column(heading, justify="left" if heading in ("role", "") else "right")
+    for role in axis.effects:
+        table.add_row(
+            role.role,
+            ", ".join(f"{effect.change:.3g}" for effect in role.effects),
+            ", ".join(f"{effect.alignment:.2f}" for effect in role.effects),
+            ", ".join("–" if ratio is None else f"{ratio:.2f}" for ratio in role.ratios),
+            "" if role.counterpart == role.role else f"against {role.counterpart}",
+        )
+    return table
+
+
 def verdict(result: CheckResult) -> str:
     """One line in plain words."""
     left = f"; not walked: {', '.join(axis.axis for axis in result.not_walked)}" if result.not_walked else ""
+    unsure = [f"{axis.axis} ({', '.join(role.role for role in axis.unsure)})" for axis in result.axes if axis.unsure]
+    if unsure:
+        left = (
+            f"; cannot tell along {', '.join(unsure)}: use more seeds, steps or tokens, or text in place of noise{left}"
+        )
     if result.ok:
         axes = ", ".join(axis.axis for axis in result.axes)
-        return f"ok: every role keeps its size along {axes}, and the optimizer does what the plan says{left}"
+        what = "nothing is wrong as far as can be seen" if unsure else "every role keeps its size"
+        return f"ok: {what} along {axes}, and the optimizer does what the plan says{left}"
     broken = [
-        f"{axis.axis} ({', '.join(r.role for r in axis.roles if not r.ok)})" for axis in result.axes if not axis.ok
+        f"{axis.axis} ({', '.join(f'{r.role}: {r.tensor}' for r in axis.roles if not r.ok)})"
+        for axis in result.axes
+        if not axis.ok
     ]
     parts = [f"sizes move along {', '.join(broken)}"] if broken else []
     kinds = dict.fromkeys(finding.what for finding in result.findings)
@@ -109,7 +146,8 @@ def _panel(panel: object, axis: AxisCheck) -> None:
     panel.set_yscale("log", base=2)  # type: ignore[attr-defined]
     panel.set_ylim(0.2, 5)  # type: ignore[attr-defined]
     panel.axhline(1, color="0.85", linewidth=0.8, zorder=0)  # type: ignore[attr-defined]
-    panel.set_title(f"{axis.axis}: {'ok' if axis.ok else 'moves'}", fontsize=10)  # type: ignore[attr-defined]
+    state = "moves" if not axis.ok else "cannot tell" if axis.unsure else "ok"
+    panel.set_title(f"{axis.axis}: {state}", fontsize=10)  # type: ignore[attr-defined]
     panel.set_xlabel(axis.axis, fontsize=9)  # type: ignore[attr-defined]
     panel.set_ylabel("relative to the first point", fontsize=8)  # type: ignore[attr-defined]
 

@@ -9,10 +9,10 @@ and bare parameters included.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from complete_mue.apply.bind import Binding, Bound
-from complete_mue.layout import Role
+from complete_mue.layout import Role, TensorSpec
 from complete_mue.layout.tensors import VECTOR_ROLES
 
 
@@ -51,6 +50,33 @@ BRANCHES = {
 }
 
 
+class Watched(Protocol):
+    """A parameter whose products are watched: a Bound, or anything with a name, a spec and a parameter."""
+
+    @property
+    def name(self) -> str:
+        """The parameter's qualified name."""
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Its role and axes."""
+
+    @property
+    def parameter(self) -> nn.Parameter:
+        """The parameter itself."""
+
+
+_T = TypeVar("_T", bound=Watched)
+
+
+@dataclass(frozen=True)
+class Moved:
+    """(dW) x of one product, and the sum of its squares to expect if dW and x had nothing to do with each other."""
+
+    y: Tensor
+    unaligned: float
+
+
 @dataclass
 class Seen:
     """Running sums over all products of one parameter (or one expert of it)."""
@@ -58,16 +84,21 @@ class Seen:
     entries: int = 0
     squares: float = 0.0
     update: float = 0.0  # sum of |dW x|
+    update_squares: float = 0.0
+    unaligned_squares: float = 0.0
     inputs: float = 0.0  # sum of |x|
     input_entries: int = 0
 
-    def add(self, x: Tensor, y: Tensor, change: Tensor | None) -> None:
+    def add(self, x: Tensor, y: Tensor, moved: Moved | None) -> None:
         """One product y = W x, and (dW) x."""
         self.entries += y.numel()
-        self.squares += float(y.detach().double().square().sum())
+        self.squares += _squares(y)
         self.inputs += float(x.detach().double().abs().sum())
         self.input_entries += x.numel()
-        self.update += 0.0 if change is None else float(change.detach().double().abs().sum())
+        if moved is not None:
+            self.update += float(moved.y.detach().double().abs().sum())
+            self.update_squares += _squares(moved.y)
+            self.unaligned_squares += moved.unaligned
 
     @property
     def size(self) -> float:
@@ -80,9 +111,28 @@ class Seen:
         return self.update / self.entries if self.entries else 0.0
 
     @property
+    def relative_change(self) -> float:
+        """Root mean square of dW x over that of W x."""
+        return (self.update_squares / self.squares) ** 0.5 if self.squares else 0.0
+
+    @property
+    def alignment(self) -> float:
+        """|dW x| over |dW|_F |x| / sqrt(fan-in): 1 where they have nothing to do with each other."""
+        return (self.update_squares / self.unaligned_squares) ** 0.5 if self.unaligned_squares else 0.0
+
+    @property
     def mean_input(self) -> float:
         """E |x|."""
         return self.inputs / self.input_entries if self.input_entries else 0.0
+
+
+def _squares(x: Tensor) -> float:
+    return float(x.detach().double().square().sum())
+
+
+def rms(x: Tensor) -> float:
+    """Root mean square."""
+    return float(x.detach().double().square().mean().sqrt())
 
 
 @dataclass
@@ -93,13 +143,16 @@ class Observation:
     experts: dict[str, dict[int, Seen]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(Seen)))
     branches: dict[tuple[Role, int], Tensor] = field(default_factory=dict)
     routing: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # router -> weights, index [tokens, active]
+    norms: dict[str, float] = field(default_factory=dict)  # gain of a norm -> root mean square of what it puts out
+    first: float | None = None  # root mean square of what the first layer is given
+    logits: Tensor | None = None  # what the model puts out
 
-    def saw(self, bound: Bound) -> bool:
+    def saw(self, bound: Watched) -> bool:
         """Whether a product with this parameter was seen."""
         return bound.name in self.products and self.products[bound.name].entries > 0
 
 
-def unseen(binding: Binding, seen: Observation) -> list[Bound]:
+def unseen(binding: Iterable[_T], seen: Observation) -> list[_T]:
     """Matrices that took part in no product: the first of each kind.
 
     Tensors that differ by a number alone (layers, experts one by one) are a kind: an expert may get no token. So are
@@ -107,14 +160,14 @@ def unseen(binding: Binding, seen: Observation) -> list[Bound]:
     """
     matrices = [b for b in binding if b.spec.role not in VECTOR_ROLES]
     known = {_kind(b) for b in matrices if seen.saw(b)}
-    missing: dict[str, Bound] = {}
+    missing: dict[str, _T] = {}
     for b in matrices:
         if _kind(b) not in known:
             missing.setdefault(_kind(b), b)
     return list(missing.values())
 
 
-def _kind(bound: Bound) -> str:
+def _kind(bound: Watched) -> str:
     return any_number(bound.name) if bound.spec.fan_in is not None else bound.spec.role.value
 
 
@@ -127,7 +180,7 @@ def any_number(name: str) -> str:
 class _Source:
     """What a storage holds: a bound parameter, or a copy of parts of it."""
 
-    bound: Bound
+    bound: Watched
     places: Tensor | None = None  # of a copy: for each entry of its storage, the entry of the parameter's storage
     storage: StorageWeakRef | None = None  # of a copy: memory that was freed may come back as something else
 
@@ -146,11 +199,10 @@ class _Source:
 
 
 class _Watch(TorchDispatchMode):
-    def __init__(self, binding: Binding, start: Mapping[str, Tensor] | None, seen: Observation) -> None:
+    def __init__(self, binding: Iterable[Watched], changes: Mapping[str, Tensor] | None, seen: Observation) -> None:
         super().__init__()
         self.sources = {b.parameter.untyped_storage().data_ptr(): _Source(b) for b in binding}
-        self.start, self.seen = start, seen
-        self.changes: dict[str, Tensor] = {}
+        self.changes, self.seen = changes, seen
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -172,13 +224,10 @@ class _Watch(TorchDispatchMode):
         return None if source is None or source.is_gone else source
 
     def _change(self, source: _Source, weight: Tensor) -> Tensor | None:
-        """W - W_0 in the places of a view of W, or of a copy of it."""
-        if self.start is None:
+        """dW in the places of a view of W, or of a copy of it."""
+        if self.changes is None:
             return None
-        bound = source.bound
-        if bound.name not in self.changes:
-            self.changes[bound.name] = bound.parameter.detach() - self.start[bound.name]
-        change = self.changes[bound.name]
+        change = self.changes[source.bound.name]
         if source.places is None:
             view = change.as_strided(weight.size(), weight.stride(), weight.storage_offset())
         else:
@@ -194,25 +243,29 @@ class _Watch(TorchDispatchMode):
                 return
         for place, weight in enumerate(operands):
             source = self._source(weight)
-            if source is None or (ends is not None and place == 0):
+            # A table that is multiplied is tied: that product is another role's.
+            if source is None or source.bound.spec.fan_in is None or (ends is not None and place == 0):
                 continue
             x, change = operands[1 - place], self._change(source, weight)
             if ends is not None:  # rows behind the last group are not computed
                 x, y = x[: ends[-1]], y[: ends[-1]]
-            moved = None
+            moved, unaligned = None, None
             if change is not None:
                 factors = (x, change) if place else (change, x)
                 moved = product(*factors) if ends is None else product(*factors, ends)
-            self.seen.products[source.bound.name].add(x, y, moved)
+                unaligned = _unaligned(x, change, change.shape[-2 if place else -1], ends)
+            self.seen.products[source.bound.name].add(x, y, _moved(moved, unaligned))
             for expert, rows in _by_expert(source, weight, ends):
-                part = None if moved is None else moved[rows]
-                self.seen.experts[source.bound.name][expert].add(x[rows], y[rows], part)
+                self.seen.experts[source.bound.name][expert].add(x[rows], y[rows], _moved(moved, unaligned, rows))
 
     def _lookup(self, table: Tensor, y: Tensor, look: Callable[[Tensor], Tensor]) -> None:
         source = self._source(table)
         if source is not None:
-            change = self._change(source, table)
-            self.seen.products[source.bound.name].add(torch.ones(1), y, None if change is None else look(change))
+            change, moved = self._change(source, table), None
+            if change is not None:
+                rows = y.numel() // y.shape[-1]
+                moved = Moved(look(change), _squares(change) * rows / table[..., 0].numel())
+            self.seen.products[source.bound.name].add(torch.ones(1), y, moved)
 
     def _copy(self, func: Any, args: Any, kwargs: Any, copy: Tensor) -> None:
         source = self._source(args[0])
@@ -237,6 +290,18 @@ class _Watch(TorchDispatchMode):
             del self.sources[written.untyped_storage().data_ptr()]
 
 
+def _unaligned(x: Tensor, change: Tensor, fan_in: int, ends: Tensor | None) -> Tensor:
+    """|dW|_F^2 |x|^2 / fan-in: of the whole, of each product of a batch, or of each row of grouped products."""
+    x, sizes = x.detach().double().square(), change.double().square().sum((-1, -2))
+    if ends is not None:
+        sizes = sizes.repeat_interleave(ends.diff(prepend=ends.new_zeros(1)))
+    return (x.sum() if change.dim() == 2 else x.flatten(1).sum(-1)) * sizes / fan_in
+
+
+def _moved(y: Tensor | None, unaligned: Tensor | None, rows: Any = ...) -> Moved | None:
+    return None if y is None or unaligned is None else Moved(y[rows], float(unaligned[rows].sum()))
+
+
 def _storage_size(tensor: Tensor) -> int:
     return tensor.untyped_storage().nbytes() // tensor.element_size()
 
@@ -258,13 +323,19 @@ def _by_expert(source: _Source, weight: Tensor, ends: Tensor | None) -> Iterator
         yield expert, experts == expert
 
 
-def branch_modules(model: nn.Module, binding: Binding) -> dict[tuple[Role, int], nn.Module]:
-    """The module whose output is a residual branch: the smallest one around all tensors of the branch in its layer."""
+def branch_modules(model: nn.Module, binding: Iterable[Watched]) -> dict[tuple[Role, int], list[nn.Module]]:
+    """The modules whose outputs add up to a residual branch: the smallest one around all tensors of the branch in its
+    layer, and beside experts the one around the shared experts where they stand apart.
+    """
     found = {}
     for role, parts in BRANCHES.items():
         for layer in {b.spec.layer for b in binding if b.spec.role is role and b.spec.layer is not None}:
-            names = [b.name for b in binding if b.spec.layer == layer and b.spec.role in parts]
-            found[role, layer] = model.get_submodule(_common_module(names))
+            within = [b for b in binding if b.spec.layer == layer]
+            paths = [_common_module([b.name for b in within if b.spec.role in parts])]
+            shared = [b.name for b in within if b.spec.role in (Role.SHARED_UP, Role.SHARED_DOWN)]
+            apart = [name for name in shared if not name.startswith(f"{paths[0]}.")]
+            paths += [_common_module(apart)] if role is Role.EXPERT_DOWN and apart else []
+            found[role, layer] = [model.get_submodule(path) for path in paths]
     return found
 
 
@@ -278,13 +349,18 @@ def _common_module(names: list[str]) -> str:
 
 
 @contextmanager
-def observe(model: nn.Module, binding: Binding, start: Mapping[str, Tensor] | None = None) -> Iterator[Observation]:
-    """Watch one or more forward passes. With ``start`` (initial weights by name), updates are measured too."""
-    seen = Observation()
+def observe(
+    model: nn.Module, binding: Iterable[Watched], changes: Mapping[str, Tensor] | None = None
+) -> Iterator[Observation]:
+    """Watch one or more forward passes. With ``changes`` (dW by name, laid out as W is), updates are measured too."""
+    binding, seen = list(binding), Observation()
 
-    def keep(key: tuple[Role, int]) -> Callable[..., None]:
+    outputs: dict[tuple[Role, int], dict[int, Tensor]] = defaultdict(dict)
+
+    def keep(key: tuple[Role, int], part: int) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            seen.branches[key] = (output[0] if isinstance(output, tuple) else output).detach()
+            outputs[key][part] = (output[0] if isinstance(output, tuple) else output).detach()
+            seen.branches[key] = torch.stack(list(outputs[key].values())).sum(0)
 
         return hook
 
@@ -297,14 +373,52 @@ def observe(model: nn.Module, binding: Binding, start: Mapping[str, Tensor] | No
 
         return hook
 
-    handles = [module.register_forward_hook(keep(key)) for key, module in branch_modules(model, binding).items()]
+    def keep_norm(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: Any, named: Any, output: Any) -> None:
+            given = [x for x in (*inputs, *named.values()) if isinstance(x, Tensor)]  # a gated norm has two
+            if len(given) == 1 and isinstance(output, Tensor) and output.shape == given[0].shape:
+                seen.norms[name] = rms(output)
+
+        return hook
+
+    def keep_first(module: nn.Module, inputs: Any, named: Any) -> None:
+        given = [x for x in (*inputs, *named.values()) if isinstance(x, Tensor) and x.is_floating_point()]
+        seen.first = rms(given[0]) if given else None
+
+    def keep_logits(module: nn.Module, inputs: Any, output: Any) -> None:
+        logits = getattr(output, "logits", output)
+        seen.logits = logits.detach() if isinstance(logits, Tensor) else None
+
+    handles = [model.register_forward_hook(keep_logits)]
+    for key, modules in branch_modules(model, binding).items():
+        handles += [module.register_forward_hook(keep(key, part)) for part, module in enumerate(modules)]
     for b in binding:
+        owner = model.get_submodule(b.name.rpartition(".")[0])
         if b.spec.role is Role.ROUTER:
-            owner = model.get_submodule(b.name.rpartition(".")[0])
             handles.append(owner.register_forward_hook(keep_routing(b.name)))
+        elif b.spec.role in (Role.NORM, Role.FINAL_NORM) and not (b.name.endswith("bias") or any(owner.children())):
+            handles.append(owner.register_forward_hook(keep_norm(b.name), with_kwargs=True))
+    if inside := [b.name for b in binding if b.spec.layer == 0]:
+        first = model.get_submodule(_common_module(inside))
+        handles.append(first.register_forward_pre_hook(keep_first, with_kwargs=True))
     try:
-        with _Watch(binding, start, seen):
+        with _Watch(binding, changes, seen):
             yield seen
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def holding(named: Iterable[Watched], state: Mapping[str, Tensor]) -> Iterator[None]:
+    """The parameters with these values, and with their own afterwards."""
+    kept = [(one.parameter, one.parameter.detach().clone()) for one in named]
+    with torch.no_grad():
+        for one in named:
+            one.parameter.copy_(state[one.name])
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, value in kept:
+                parameter.copy_(value)

@@ -177,6 +177,12 @@ def _check_ratios(name: str, step: int, planned: list[float], now: list[float], 
         if not math.isclose(factor, first, rel_tol=1e-6, abs_tol=1e-5):
             raise RunError(
                 f"{name} breaks the ratios between parameter groups: at step {step} it multiplies group "
-                f"{groups[j].get('name', j)!r} by {first:.6g} and group {groups[i].get('name', i)!r} by {factor:.6g}; "
+                f"{_called(groups[j], j)} by {first:.6g} and group {_called(groups[i], i)} by {factor:.6g}; "
                 "use a scheduler that multiplies, such as torch.optim.lr_scheduler.LambdaLR"
             )
+
+
+def _called(group: dict[str, Any], number: int) -> str:
+    """A group's name, and its first tensor's."""
+    names = group.get("param_names", [])
+    return repr(group.get("name", number)) + (f" ({names[0]}{', …' if len(names) > 1 else ''})" if names else "")

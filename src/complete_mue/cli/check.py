@@ -32,15 +32,19 @@ def check_command(
     ] = None,
     rules: Annotated[str, typer.Option("--rules", help=f"Which rule set: {', '.join(CATALOG)}.")] = "complete_mue",
     steps: Annotated[int, typer.Option("--steps", min=1, help="AdamW steps to take at each point.")] = 4,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Draws and batches, for error bars on slopes.")] = 3,
     tolerance: Annotated[
         float, typer.Option("--tolerance", min=0.0, help="Largest slope on log axes that counts as flat.")
     ] = 0.3,
+    update_effect: Annotated[
+        bool, typer.Option("--update-effect", help="How much updates change each role's own output on fresh tokens.")
+    ] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for check.json and check.png.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check that a training setup follows its plan: activations, updates, realized lr, weight decay and eps, routing.
+    """Check that a training setup follows its plan: activations, updates, init, norms, routing, optimizer, clipping.
 
-    Exit status 0 if all holds, 1 if something moves or is not as planned.
+    Exit status 0 if nothing is wrong (what the check cannot tell is named), 1 if something moves or is not as planned.
 
     Examples:
 
@@ -64,6 +68,8 @@ def check_command(
             layout=layout,
             rules=rules,
             steps=steps,
+            seeds=seeds,
+            update_effect=update_effect,
             tolerance=tolerance,
             progress=status.update,
         )

@@ -1,0 +1,137 @@
+"""What an update does to each layer's own output, role by role.
+
+Two states of a model, before and after a step (or several), and tokens that were not trained on: with W the weights
+before, dW their change and x what the layer is given before the update,
+
+    change    = rms(dW x) / rms(W x)                        how much of the layer's output the update replaces
+    alignment = |dW x| / (|dW|_F |x| / sqrt(fan-in))         1 where dW and x have nothing to do with each other
+    size      = rms(W x)
+
+each per tensor, and for stacked experts per expert, on the tokens that are routed to it; a role is the mean of its
+tensors and experts. Multipliers drop out of change and alignment: both are ratios.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from complete_mue.apply.bind import tensors_of, unwrapped
+from complete_mue.apply.family import Family
+from complete_mue.apply.observe import Observation, Seen, holding, observe, unseen
+from complete_mue.errors import RunError
+from complete_mue.layout import Role, TensorSpec
+
+
+@dataclass(frozen=True)
+class Effect:
+    """An update's effect on one role, or one tensor: see the module."""
+
+    change: float
+    alignment: float
+    size: float
+
+
+@dataclass(frozen=True)
+class _Named:
+    spec: TensorSpec
+    parameter: nn.Parameter
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+
+Data = Tensor | Callable[[nn.Module], object]
+
+
+def update_effect(
+    model: nn.Module,
+    before: Mapping[str, Tensor],
+    after: Mapping[str, Tensor],
+    tokens: Data,
+    *,
+    family: Family | None = None,
+) -> dict[Role, Effect]:
+    """The effect of the update from ``before`` to ``after`` (tensors by parameter name) on every matrix role.
+
+    ``tokens`` are given to the model, ``model(tokens)``; or a function of the model that runs it. The model holds the
+    weights ``before`` meanwhile, and its own again after; products must be torch's own (``kernel="reference"``). A
+    model of many replicas: give a model of one, and one replica's states.
+    """
+    roles: dict[Role, list[Effect]] = {}
+    for spec, effects in _effects(model, before, after, tokens, family):
+        roles.setdefault(spec.role, []).extend(effects)
+    return {role: _mean(effects) for role, effects in roles.items()}
+
+
+def tensor_effects(
+    model: nn.Module,
+    before: Mapping[str, Tensor],
+    after: Mapping[str, Tensor],
+    tokens: Data,
+    *,
+    family: Family | None = None,
+) -> dict[str, Effect]:
+    """As ``update_effect``, by parameter name."""
+    return {spec.name: _mean(effects) for spec, effects in _effects(model, before, after, tokens, family)}
+
+
+@torch.no_grad()
+def _effects(
+    model: nn.Module,
+    before: Mapping[str, Tensor],
+    after: Mapping[str, Tensor],
+    tokens: Data,
+    family: Family | None,
+) -> Iterator[tuple[TensorSpec, list[Effect]]]:
+    """Every tensor that took part in a product, with its effect (one for each expert that got a token)."""
+    inner = unwrapped(model)
+    parameters = dict(inner.named_parameters(remove_duplicate=False))
+    named = [_Named(spec, parameters[spec.name]) for spec in tensors_of(inner, family)]
+    if any("replica" in one.spec.axes for one in named):
+        raise RunError("the model holds several replicas: give a model of one, and one replica's states")
+    changes = {one.name: _change(one, before, after) for one in named}
+    if not any(change.any() for change in changes.values()):
+        raise RunError("before and after are the same weights: keep a clone of each parameter before the step")
+    with holding(named, before), observe(inner, named, changes) as seen:
+        model(tokens) if isinstance(tokens, Tensor) else tokens(model)
+    if missing := unseen(named, seen):
+        raise RunError(
+            f"{missing[0].name!r} was never seen in a product: compute it with torch's own matrix products "
+            "(transformers: model.set_experts_implementation('eager'), our models: kernel='reference')"
+        )
+    for one in named:
+        if seen.saw(one):
+            yield one.spec, [_effect(part) for part in _parts(one.name, seen)]
+
+
+def _change(one: _Named, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Tensor:
+    for which, state in (("before", before), ("after", after)):
+        if one.name not in state or state[one.name].shape != one.parameter.shape:
+            found = f"has shape {tuple(state[one.name].shape)}" if one.name in state else "is missing"
+            shape = tuple(one.parameter.shape)
+            raise RunError(f"{which}: {one.name!r} {found}; give every parameter by name, this one of shape {shape}")
+    change = torch.empty_like(one.parameter)  # laid out as the parameter is
+    return change.copy_(after[one.name].to(change.device) - before[one.name].to(change.device))
+
+
+def _parts(name: str, seen: Observation) -> list[Seen]:
+    experts = [expert for expert in seen.experts.get(name, {}).values() if expert.entries]
+    return experts or [seen.products[name]]
+
+
+def _effect(seen: Seen) -> Effect:
+    return Effect(seen.relative_change, seen.alignment, seen.size)
+
+
+def _mean(effects: list[Effect]) -> Effect:
+    return Effect(
+        statistics.fmean(one.change for one in effects),
+        statistics.fmean(one.alignment for one in effects),
+        statistics.fmean(one.size for one in effects),
+    )
