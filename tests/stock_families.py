@@ -29,6 +29,8 @@ class Stock:
     dense_layers: int = 0
     switch: str = ""  # config field that turns normalization on; "hook" where only normalize_routing does
     native: dict[str, float] = field(default_factory=dict)  # what its forward multiplies, by role
+    ends_seen: int = 2  # how many of embedding and readout a probe can tell the factor of
+    layers_seen: bool = True  # whether a probe can tell the factors of branches
 
 
 STOCK = {
@@ -49,6 +51,7 @@ STOCK = {
         {"num_experts": 4, "shared_expert_intermediate_size": 28, "mlp_only_layers": [0], **FINE},
         ("dense@60", "dense@28+4e2a@20"),
         switch="norm_topk_prob",
+        native={"shared_down": 0.5},  # its gate, at the start
     ),
     "qwen3_moe": Stock(
         {"num_experts": 4, "mlp_only_layers": [0], **FINE}, ("dense@60", "4e2a@20"), switch="norm_topk_prob"
@@ -98,7 +101,7 @@ STOCK = {
     "granitemoe": Stock(
         {
             "num_local_experts": 4, "num_experts_per_tok": 2, "embedding_multiplier": 3.0, "residual_multiplier": 0.6,
-            "logits_scaling": 1.4, "attention_multiplier": 0.29,
+            "logits_scaling": 1.4, "attention_multiplier": 12**-0.5,
         },
         ("4e2a@60",) * 2,
         native={"embedding": 3.0, "attention_out": 0.6, "expert_down": 0.6, "readout": 1 / 1.4},
@@ -107,6 +110,7 @@ STOCK = {
         {
             "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 36,
             "embedding_multiplier": 3.0, "residual_multiplier": 0.6, "logits_scaling": 1.4,
+            "attention_multiplier": 12**-0.5,
         },
         ("dense@36+4e2a@60",) * 2,
         native={"embedding": 3.0, "attention_out": 0.6, "expert_down": 0.6, "shared_down": 0.6, "readout": 1 / 1.4},

@@ -67,7 +67,7 @@ def _family(
     *tables: str,
     active: str | int = 0,
     normalized: bool | str = True,
-    native: Mapping[str, str] | None = None,
+    native: Mapping[str, str | float] | None = None,
     state: tuple[str, ...] = (),
 ) -> Family:
     return Family.define(
@@ -75,13 +75,15 @@ def _family(
         _long("\n".join(tables)),
         active=active,
         normalized=normalized,
-        native={_long(line): field for line, field in (native or {}).items()},
+        native={_long(line): given for line, given in (native or {}).items()},
         state=map(_long, state),
     )
 
 
 _LLAMA = (_ENDS, _NORMS, _ATTENTION)
 _ROUTED_SCALE = {"expert_down": "routed_scaling_factor"}
+# A sigmoid behind a gate of random weights starts at one half, on average.
+_GATED_SHARED = {"shared_down": 0.5}
 _GRANITE = {
     "embedding": "embedding_multiplier",
     "attention_out": "residual_multiplier",
@@ -116,7 +118,7 @@ _SERVED = (
         ~mlp.shared_expert.down_proj.weight      | shared_down | width <hidden>
         ~mlp.shared_expert_gate.weight           | router      | one <width>
         """,
-        active="num_experts_per_tok", normalized="norm_topk_prob",
+        active="num_experts_per_tok", normalized="norm_topk_prob", native=_GATED_SHARED,
     ),
     _family(
         "qwen3_moe", *_LLAMA, _optional(_DENSE), _GATE, _EXPERTS,
@@ -186,7 +188,7 @@ _SERVED = (
         )
         for name in ("granitemoe", "granitemoeshared")
     ),
-    # sparsemixer's weights do not sum to one.
+    # sparsemixer's weights do not sum to one, and it takes two experts whatever the config says.
     _family(
         "phimoe", *_LLAMA, _EXPERTS,
         """
@@ -195,7 +197,7 @@ _SERVED = (
         model.norm.bias                      | final_norm    | width
         ?lm_head.bias                        | bias          | vocab
         """,
-        active="num_experts_per_tok", normalized=False,
+        active=2, normalized=False,
     ),
     _family("minimax_m2", *_LLAMA, _GATE, _EXPERTS, active="num_experts_per_tok"),
     _family(

@@ -75,6 +75,11 @@ class ModelShape:
         return kind.with_widths if alike else str(kind)
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What one should know of its layouts before training; mostly nothing."""
+        return tuple(kind.note for kind in self.kinds if kind.note)
+
+    @property
     def main(self) -> FeedForward:
         """The block that names the model: the last one that routes, or the last layer's where none does."""
         blocks = self.blocks
