@@ -92,7 +92,7 @@ def _time_step(x: Tensor, generator: torch.Generator) -> Tensor:
 # Vectors that a model starts at values of its own, as TensorSpec.start names them.
 _STARTS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "ones": lambda x, generator: x.fill_(1.0),
-    "log_uniform": lambda x, generator: x.uniform_(0.0, 16.0, generator=generator).clamp_(min=1e-4).log_(),
+    "log_uniform": lambda x, generator: x.uniform_(0.01, 16.0, generator=generator).log_(),
     "log_uniform_1": lambda x, generator: x.uniform_(1.0, 16.0, generator=generator).log_(),
     "dt": _time_step,
 }

@@ -51,7 +51,7 @@ FEED_FORWARD_ROLES = frozenset(
 STARTS = {
     "1+w": "0, since the forward multiplies by 1 + w",
     "ones": "1",
-    "log_uniform": "log of a number drawn evenly from 0 to 16",
+    "log_uniform": "log of a number drawn evenly from 0.01 to 16",
     "log_uniform_1": "log of a number drawn evenly from 1 to 16",
     "dt": "inverse softplus of a time step drawn evenly in its log, from 0.001 to 0.1",
 }
