@@ -213,3 +213,43 @@ def test_heads_that_grow_need_their_own_scale() -> None:
         if hasattr(module, "scaling"):
             module.scaling = plan.attention_scale
     assert mue.param_groups(model, plan)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("qwen3_moe", {"mlp_only_layers": [0, 1]}),
+        ("qwen2_moe", {"mlp_only_layers": [0, 1]}),
+        ("deepseek_v3", {"first_k_dense_replace": 2}),
+        ("glm4_moe", {"first_k_dense_replace": 2}),
+        ("lfm2_moe", {"num_dense_layers": 2}),
+    ],
+)
+def test_a_dense_stock_model_is_a_reference(name: str, changes: Any) -> None:
+    dense = mue.describe(tiny_model(name, **changes))
+    assert dense.feed_forward == mue.FeedForward.dense(60)
+    assert dense == mue.describe(tiny_config(name, **changes))
+    hyper = tiny_reference().hyper
+    reference = mue.Reference(dense, mue.Budget(batch_tokens=64, steps=50), hyper)
+    model = tiny_model(name)
+    plan = mue.transfer(reference, mue.describe(model), reference.budget)
+    mue.initialize(model, plan)
+    groups = {name: group["lr"] for group in mue.param_groups(model, plan) for name in group["param_names"]}
+    # Width, depth and steps are the reference's: attention trains as it did there.
+    assert groups[_attention(name)] == hyper.lr
+    same = mue.transfer(reference, dense, reference.budget)
+    assert all(row.multiplier == 1 for row in same.rows)
+
+
+def _attention(name: str) -> str:
+    last = "kv_b_proj" if name == "deepseek_v3" else "k_proj"
+    return f"model.layers.1.self_attn.{last}.weight"
+
+
+def test_state_space_layers_are_refused_and_attention_is_not() -> None:
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(tiny_config("granitemoehybrid", layer_types=["mamba", "attention"]))
+    with pytest.raises(BindError, match=r"cannot be served with 'model.layers.0.mamba.*: its state-space layers"):
+        mue.describe(model)
