@@ -40,10 +40,11 @@ class Block(torch.nn.Module):
         self.router = torch.nn.Linear(width, experts, bias=False)
         self.w1 = torch.nn.Parameter(torch.zeros(experts, width, hidden))
         self.w2 = torch.nn.Parameter(torch.zeros(experts, hidden, width))
+        self.pace = 1.0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
-        x = x + self.proj(torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True))
+        x = x + self.proj(torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)) / self.pace
         weight, index = self.router(x).sigmoid().topk(2)
         weight = weight / weight.sum(-1, keepdim=True)
         every = torch.einsum("btef,efd->bted", torch.einsum("btd,edf->btef", x, self.w1).relu(), self.w2)
@@ -65,7 +66,7 @@ class Mine(torch.nn.Module):
         x = self.wte(tokens)
         for block in self.blocks:
             x = block(x)
-        return self.head(self.ln_f(x))
+        return self.head(self.ln_f(x)) / getattr(getattr(self, "config", None), "logits_scaling", 1.0)
 
 
 def plan_for(model: Any, family: mue.Family | None = MINE) -> mue.Plan:
@@ -288,7 +289,7 @@ def test_lines_that_cannot_be_read() -> None:
         define("x", "a.weight | dense_up | <hidden> <width>")
     with pytest.raises(TransferError, match=r"role 'expert_dwn' \(did you mean 'expert_down'\?\)"):
         define("x", "a.weight | expert_dwn | width <hidden>")
-    with pytest.raises(BindError, match=r"last column 'resid' \(did you mean 'residual'\?\)"):
+    with pytest.raises(BindError, match=r"fourth column 'resid' \(did you mean 'residual'\?\)"):
         define("x", "a.weight | norm | width | resid")
     with pytest.raises(BindError, match=r"native names 'expert_dwn' \(did you mean 'expert_down'\?\)"):
         define("x", "a.weight | norm | width", native={"expert_dwn": "c"})
@@ -296,22 +297,46 @@ def test_lines_that_cannot_be_read() -> None:
         define("x", "a.weight | dense_down | width <hidden>", fan_in_ratios={"hidden": 0})
 
 
-def test_active_experts_must_be_known() -> None:
-    with pytest.raises(BindError, match=r"active = 0 gives 0; give the number of activated experts"):
-        mue.describe(Mine(), mue.Family.define("mine", TABLE))
-    with pytest.raises(BindError, match="active = 'top_k' gives None"):
-        mue.describe(Mine(), mue.Family.define("mine", TABLE, active="top_k"))
+def test_active_experts_are_seen_or_must_be_known() -> None:
+    for family in (mue.Family.define("mine", TABLE), mue.Family.define("mine", TABLE, active="top_k")):
+        assert mue.describe(Mine(), family).main.active == 2
+        with pytest.raises(BindError, match="give the number of activated experts"):
+            mue.describe(Mine().to("meta"), family)
     model = Mine()
     model.config = SimpleNamespace(top_k=[3, 3])
-    assert mue.describe(model, mue.Family.define("mine", TABLE, active="top_k")).main.active == 3
+    family = mue.Family.define("mine", TABLE, active="top_k")
+    with pytest.raises(BindError, match=r"config.top_k = 3, but the model's router takes 2 experts"):
+        mue.describe(model, family)
+    assert mue.describe(model.to("meta"), family).main.active == 3
+
+
+class Unnormalized(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight, index = self.router(self.norm(x)).sigmoid().topk(2)
+        every = torch.einsum("btef,efd->bted", torch.einsum("btd,edf->btef", x, self.w1).relu(), self.w2)
+        chosen = every.gather(2, index[..., None].expand(-1, -1, -1, x.shape[-1]))
+        return x + (weight[..., None] * chosen).sum(2)
+
+
+def test_routing_weights_of_ones_own_model_are_seen() -> None:
+    good, bad = Mine(), Mine()
+    bad.blocks[1] = Unnormalized(24, 4, 20)
+    plan = plan_for(good)
+    mue.param_groups(good, plan, family=MINE)
+    with pytest.raises(BindError, match=r"'mine' says normalized=True, but the routing weights differ"):
+        mue.param_groups(bad, plan, family=MINE)
 
 
 def test_native_factors_come_from_the_config() -> None:
-    model = Mine()
+    plain_model, model = Mine(), Mine()
     plan = plan_for(model)
     family = changed("|", "|", native={"expert_down": "scale", "blocks.*.proj.weight": "1/slow", "readout": "absent"})
     model.config = SimpleNamespace(scale=2.5, slow=4.0)
-    plain, native = ({b.name: b for b in bind(model, plan, f)} for f in (MINE, family))
+    with pytest.raises(BindError, match=r"multiplies its product by 1, but config.slow says 0.25"):
+        bind(model, plan, family)
+    for block in model.blocks:
+        block.pace = 4.0
+    plain, native = ({b.name: b for b in bind(m, plan, f)} for m, f in ((plain_model, MINE), (model, family)))
     assert native["blocks.0.w2"].folded == pytest.approx(plain["blocks.0.w2"].folded / 2.5)
     assert native["blocks.0.proj.weight"].folded == pytest.approx(plain["blocks.0.proj.weight"].folded * 4)
     assert native["head.weight"].folded == plain["head.weight"].folded
@@ -364,6 +389,9 @@ def test_unknown_models() -> None:
 def test_unnormalized_own_routing() -> None:
     model = Mine()
     plan = plan_for(model)
+    for said in (False, "norm_topk"):  # what is seen counts
+        assert bind(model, plan, changed("|", "|", normalized=said))
+    model.blocks = torch.nn.ModuleList(Unnormalized(24, 4, 20) for _ in range(2))
     with pytest.raises(BindError, match=r"do not sum to one .*so the route scale has no fixed meaning; call mue.norm"):
         bind(model, plan, changed("|", "|", normalized=False))
     with pytest.raises(BindError, match=r"set config.norm_topk = True before the model is built"):

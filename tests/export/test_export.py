@@ -106,6 +106,7 @@ HF_NAMES = {
     "module.model.layers.1.mlp.shared_expert.gate_proj.weight": "shared_up",
     "model.layers.1.mlp.shared_experts.up_proj.weight": "shared_up",
     "model.layers.1.mlp.shared_experts.down_proj.weight": "shared_down",
+    "model.layers.1.mlp.shared_expert.down_proj.weight": "gated shared_down",
     "model.layers.1.shared_mlp.input_linear.weight": "shared_up",
     "model.layers.1.shared_mlp.output_linear.weight": "shared_down",
     "model.norm.weight": "final_norm",
@@ -238,6 +239,10 @@ def test_json_values_and_names(tool: str, tiny_plan: mue.Plan) -> None:
             bias = tiny_plan.row("bias")
             assert close(values, (bias.lr * m, 0.0, bias.eps / m, None))
             assert group["multiplier"] == pytest.approx(m)
+        elif name.startswith("gated "):  # the model's own gate starts at one half
+            lr, wd, eps, std = expected(tiny_plan, name.removeprefix("gated "), native=False)
+            assert close(values, (2 * lr, wd / 2, eps / 2, None if std is None else 2 * std))
+            assert group["multiplier"] == pytest.approx(2 * tiny_plan.row(name.removeprefix("gated ")).multiplier)
         else:
             assert close(values, expected(tiny_plan, name, native=False))
             assert group["multiplier"] == pytest.approx(tiny_plan.row(name).multiplier)
@@ -314,3 +319,55 @@ def test_no_weight_decay_at_all() -> None:
     assert words[words.index("--weight-decay") + 1] == "0.0"
     groups = {(lr, wd_mult, eps) for _, lr, wd_mult, eps, _ in found["ROWS"].values()}
     assert len({wd_mult for _, wd_mult, _ in groups}) == len(groups)
+
+
+def test_trainers_own_clipping_is_off(tiny_plan: mue.Plan) -> None:
+    assert 'max_norm=float("inf")' in export(tiny_plan, "torchtitan")
+    arguments = re.search(r"'--clip-grad', '([^']+)'", export(tiny_plan, "megatron"))
+    assert arguments is not None
+    assert float(arguments[1]) == 0
+    assert json.loads(export(tiny_plan, "deepspeed"))["config"]["gradient_clipping"] == 0
+    assert "max_grad_norm=0" in " ".join(json.loads(export(tiny_plan, "hf"))["about"])
+
+
+def test_torchtitan_clips_by_the_weighted_norm(tiny_plan: mue.Plan) -> None:
+    torch = pytest.importorskip("torch")
+    wanted = ("clip", "ROWS", "MULTIPLIERS")
+    tree = ast.parse(export(tiny_plan, "torchtitan"))
+    parts = [node for node in tree.body if {getattr(node, "name", ""), ast.unparse(node).split(" ")[0]} & {*wanted}]
+    module: dict[str, object] = {"torch": torch, "re": re}
+    exec(compile(ast.Module(parts, []), "torchtitan", "exec"), module)
+    names = {"tok_embeddings": "embedding", "lm_head": "readout", "layers.0.attention.wo": "attention_out"}
+    model = torch.nn.Module()
+    for name in names:
+        *above, last = name.split(".")
+        holder = model
+        for step in above:
+            holder.add_module(step, getattr(holder, step, torch.nn.Module()))
+            holder = getattr(holder, step)
+        holder.add_module(last, torch.nn.Linear(3, 3, bias=False))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    module["clip"](optimizer, [model], 0.5)  # type: ignore[operator]
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    multipliers = [tiny_plan.row(role).multiplier for role in names.values()]
+    assert len(set(multipliers)) == 3
+    norm = math.sqrt(sum(9 * m * m for m in multipliers))
+    for parameter in model.parameters():
+        torch.testing.assert_close(parameter.grad, torch.full_like(parameter, 0.5 / norm), rtol=1e-5, atol=0)
+
+
+def test_requires_holds_the_shape(tiny_plan: mue.Plan) -> None:
+    requires = json.loads(export(tiny_plan, "hf"))["requires"]
+    assert (requires["hidden_size"], requires["num_hidden_layers"]) == (32, 3)
+    assert (requires["num_experts"], requires["num_experts_per_tok"], requires["moe_k"]) == (8, 4, 4)
+    assert requires["feed_forward"] == [block.with_widths for block in tiny_plan.shape.blocks]
+
+
+@pytest.mark.parametrize("tool", ["torchtitan", "megatron", "deepspeed", "hf"])
+def test_what_has_no_equivalent_is_said(tool: str, tiny_plan: mue.Plan) -> None:
+    text = " ".join(export(tiny_plan, tool).split())
+    assert "no equivalent" in text
+    assert "ranks" in text
+    assert "roups" in text

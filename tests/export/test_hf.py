@@ -23,7 +23,7 @@ TINY = {
     "num_experts_per_tok": 4, "moe_k": 4, "moe_topk": 4, "n_group": 2, "topk_group": 2, "n_shared_experts": 1,
     "shared_expert_intermediate_size": 8, "shared_intermediate_size": 8, "first_k_dense_replace": 1, "q_lora_rank": 8,
     "kv_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "pad_token_id": 0,
-    "moe_num_shared_experts": 1, "moe_layer_start_index": 1,
+    "moe_num_shared_experts": 1, "moe_layer_start_index": 1, "attention_multiplier": 16**-0.5,
 }  # fmt: skip
 
 

@@ -1,15 +1,18 @@
 """A plan on a model: bind, initialize, parameter groups, checks. Serves any nn.Module."""
 
-from complete_mue.apply.bind import Binding, bind, describe, normalize_routing
+from complete_mue.apply.bind import Binding, bind, describe, normalize_routing, probe
 from complete_mue.apply.families import FAMILIES
 from complete_mue.apply.family import Family
 from complete_mue.apply.initialize import initialize
 from complete_mue.apply.optim import check_scheduler, clip_grad_norm_, param_groups
+from complete_mue.apply.probe import Routing, Seen
 
 __all__ = [
     "FAMILIES",
     "Binding",
     "Family",
+    "Routing",
+    "Seen",
     "bind",
     "check_scheduler",
     "clip_grad_norm_",
@@ -17,4 +20,5 @@ __all__ = [
     "initialize",
     "normalize_routing",
     "param_groups",
+    "probe",
 ]

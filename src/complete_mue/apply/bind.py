@@ -8,18 +8,29 @@ as our own models do), it is of a family in ``families.FAMILIES`` (by ``config.m
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
+from complete_mue.apply.agree import (
+    Normalize,
+    check_agreement,
+    factor_of,
+    is_normalizing,
+    says_active,
+    says_normalized,
+)
 from complete_mue.apply.attention import check_attention_scale, head_size
 from complete_mue.apply.families import FAMILIES
 from complete_mue.apply.family import Family, plain_name
+from complete_mue.apply.probe import Seen, look
 from complete_mue.errors import BindError, nearest
 from complete_mue.layout import FeedForward, ModelShape, Role, RoutedGroup, TensorSpec
 from complete_mue.layout.tensors import FEED_FORWARD_ROLES
@@ -59,18 +70,21 @@ class Binding:
         return "multiplier" if all(b.folded == 1 for b in self.bound) else "folded"
 
 
-def bind(model: nn.Module, plan: Plan, family: Family | None = None) -> Binding:
+def bind(model: nn.Module, plan: Plan, family: Family | None = None, *, forward: bool = True) -> Binding:
     """Bind a model's trainable parameters to a plan's rows, folding what the model does not multiply itself.
 
-    Wrappers (torch.compile, DistributedDataParallel) are seen through: names are those of the model inside.
+    Wrappers (torch.compile, DistributedDataParallel) are seen through: names are those of the model inside. One
+    ``forward`` shows whether the model does what its config says; without it, as before weights are set, its modules'
+    own fields are read.
     """
     if not isinstance(model, nn.Module):
         raise BindError(f"a {type(model).__name__} where the model belongs: give an nn.Module first, then the plan")
     model = unwrapped(model)
     parameters, known = _parameters(model), family_of(model, family)
     specs = _specs(model, known, parameters)
-    _check_routing(model, known)
-    _check_shape(plan.shape, _shape_of(model, specs, known, parameters))
+    seen = _seen(model, known, specs, forward=forward)
+    _check_routing(model, known, seen)
+    _check_shape(plan.shape, _shape_of(model, specs, known, parameters, seen))
     check_attention_scale(model, plan)
     specs = tuple(spec for spec in specs if parameters[spec.name].requires_grad)
     rows = _rows(plan, specs, tuple(known.fan_in_ratios.items()) if known else ())
@@ -104,7 +118,7 @@ def _untied(bound: tuple[Bound, ...], model: nn.Module, family: Family | None) -
         together.setdefault(id(one.parameter), []).append(one)
     tied = [same for same in together.values() if any(_differ(same[0], other) for other in same[1:])]
     if tied:
-        field = family.native.get(Role.READOUT, "") if family else ""
+        field = str(family.native.get(Role.READOUT, "")) if family else ""
         need = [str(other.folded) for same in tied for other in same if other.spec.role is Role.READOUT]
         own = f", or set config.{field.removeprefix('1/')} so that the model scales its logits itself" if field else ""
         raise BindError(
@@ -177,6 +191,17 @@ def family_of(model: Any, family: Family | None = None) -> Family | None:
     return family
 
 
+def probe(model: nn.Module, family: Family | None = None) -> Seen:
+    """What one forward of the model shows: experts per token, sums of routing weights, its own multipliers, gains.
+
+    ``describe`` and ``param_groups`` use the same look and refuse a model that does not do what its config says.
+    """
+    model = unwrapped(model)
+    known = family_of(model, family)
+    forget(model)
+    return _seen(model, known, _specs(model, known, _parameters(model)))
+
+
 def _declared(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> tuple[TensorSpec, ...]:
     declared: tuple[TensorSpec, ...] = tuple(model.tensors())  # type: ignore[operator]
     twice = [name for name, times in Counter(spec.name for spec in declared).items() if times > 1]
@@ -199,34 +224,58 @@ def _declared(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> tuple
 def _native(model: nn.Module, family: Family) -> dict[str, float]:
     """What the model's forward already multiplies each role's (or line's) product with, read from its config."""
     config = getattr(model, "config", None)
-    factors = {}
-    for key, field in family.native.items():
-        name = field.removeprefix("1/")
-        value = getattr(config, name, None)
-        if value is None:
-            continue
-        if not float(value) > 0:
-            raise BindError(f"config.{name} = {value}: give a number above 0")
-        factors[key] = 1 / float(value) if field.startswith("1/") else float(value)
+    factors = {key: value for key, given in family.native.items() if (value := factor_of(config, given)) is not None}
     if family.native.get(Role.EXPERT_DOWN) == "routed_scaling_factor" and is_normalizing(model):
         factors.pop(Role.EXPERT_DOWN, None)  # the router applies that factor, and the hook behind it divides it out
     return factors
 
 
-# -- routing -------------------------------------------------------------------------------------------------------
+# -- what the model does -------------------------------------------------------------------------------------------
 
 
-def _normalizes(model: nn.Module, family: Family) -> bool:
-    """Whether the family's own code makes routing weights sum to one."""
-    if isinstance(family.normalized, bool):
-        return family.normalized
-    return bool(getattr(getattr(model, "config", None), family.normalized, False))
+def _seen(model: nn.Module, family: Family | None, specs: tuple[TensorSpec, ...], *, forward: bool = True) -> Seen:
+    """What the model does, compared with what its family and config say; one forward, kept while nothing changes."""
+    if family is None:
+        return Seen("declared")
+    state = _state_of(model, specs)
+    kept = _KEPT.get(model)
+    seen = kept[1] if kept is not None and kept[0] == state else look(model, specs, forward=forward)
+    if forward:
+        _KEPT[model] = state, seen
+    check_agreement(model, family, specs, seen)
+    return seen
 
 
-def _check_routing(model: nn.Module, family: Family | None) -> None:
-    if family is None or not any(pattern.role is Role.EXPERT_DOWN for pattern in family.patterns):
+_KEPT: WeakKeyDictionary[nn.Module, tuple[Any, Seen]] = WeakKeyDictionary()
+
+
+def forget(model: nn.Module) -> None:
+    """Look anew next time: its weights are not what they were."""
+    _KEPT.pop(model, None)
+
+
+def _state_of(model: nn.Module, specs: tuple[TensorSpec, ...]) -> Any:
+    """What decides how a forward multiplies and routes: plain fields of modules and config, hooks, the tensors."""
+
+    def plain(holder: object) -> tuple[Any, ...]:
+        return tuple(item for item in vars(holder).items() if isinstance(item[1], int | float | str))
+
+    modules = tuple(
+        (id(module), *(item for item in plain(module) if item[0] != "training"), *module._forward_hooks)
+        for module in model.modules()
+    )
+    config = getattr(model, "config", None)
+    first = next(model.parameters())
+    return modules, plain(config) if config is not None else (), specs, first.device, first.dtype
+
+
+def _check_routing(model: nn.Module, family: Family | None, seen: Seen) -> None:
+    if family is None or not seen.routing:
         return
-    if _normalizes(model, family) or is_normalizing(model):
+    if all(
+        one.normalized if one.normalized is not None else says_normalized(model, family) or is_normalizing(model)
+        for one in seen.routing.values()
+    ):
         return
     switch = (
         f"set config.{family.normalized} = True before the model is built, or "
@@ -237,14 +286,6 @@ def _check_routing(model: nn.Module, family: Family | None) -> None:
         f"family {family.name!r}: routing weights do not sum to one over the selected experts, "
         f"so the route scale has no fixed meaning; {switch}call mue.normalize_routing(model)"
     )
-
-
-class _Normalize:
-    """A forward hook for routers that return (logits, weights, index): weights sum to one."""
-
-    def __call__(self, module: nn.Module, inputs: Any, output: Any) -> Any:
-        logits, weights, index = output
-        return logits, weights / weights.sum(-1, keepdim=True), index
 
 
 def normalize_routing(model: nn.Module, family: Family | None = None) -> list[Any]:
@@ -259,21 +300,20 @@ def normalize_routing(model: nn.Module, family: Family | None = None) -> list[An
     routers = [spec.name.rpartition(".")[0] for spec in specs if spec.axes[0] == "experts"]
     if not routers:
         raise BindError(f"{type(model).__name__} has no router: nothing to normalize")
-    if known is None or _normalizes(model, known) or is_normalizing(model):
+    if known is None or says_normalized(model, known) or is_normalizing(model):
         return []
-    return [model.get_submodule(name).register_forward_hook(_Normalize()) for name in dict.fromkeys(routers)]
-
-
-def is_normalizing(model: nn.Module) -> bool:
-    """Whether ``normalize_routing`` was called on this model."""
-    return any(isinstance(hook, _Normalize) for module in model.modules() for hook in module._forward_hooks.values())
+    return [model.get_submodule(name).register_forward_hook(Normalize()) for name in dict.fromkeys(routers)]
 
 
 # -- shape ---------------------------------------------------------------------------------------------------------
 
 
 def describe(model: Any, family: Family | None = None) -> ModelShape:
-    """The ModelShape of a model, or of a Hugging Face config (built on the meta device, so nothing is allocated)."""
+    """The ModelShape of a model, or of a Hugging Face config (built on the meta device, so nothing is allocated).
+
+    A model is looked at in one forward pass (``probe``): k, routing sums and its own multipliers are what it does, and
+    a config that says otherwise is an error. Layers that differ are described one by one.
+    """
     if not isinstance(model, nn.Module):
         if not hasattr(model, "model_type"):
             raise BindError(f"{type(model).__name__}: give an nn.Module or a Hugging Face config")
@@ -281,7 +321,11 @@ def describe(model: Any, family: Family | None = None) -> ModelShape:
         model = _on_meta(model)
     model = unwrapped(model)
     known, parameters = family_of(model, family), _parameters(model)
-    return _shape_of(model, _specs(model, known, parameters), known, parameters)
+    specs = _specs(model, known, parameters)
+    shape = _shape_of(model, specs, known, parameters, _seen(model, known, specs))
+    for note in shape.notes:
+        warnings.warn(note, stacklevel=2)
+    return shape
 
 
 def _on_meta(config: Any) -> nn.Module:
@@ -303,7 +347,11 @@ def _on_meta(config: Any) -> nn.Module:
 
 
 def _shape_of(
-    model: nn.Module, specs: tuple[TensorSpec, ...], known: Family | None, parameters: Mapping[str, nn.Parameter]
+    model: nn.Module,
+    specs: tuple[TensorSpec, ...],
+    known: Family | None,
+    parameters: Mapping[str, nn.Parameter],
+    seen: Seen,
 ) -> ModelShape:
     """Width, depth and every layer's block: what the model declares, or what its axes show."""
     declared = getattr(model, "shape", None)
@@ -330,6 +378,9 @@ def _shape_of(
     for layer in sorted(layers):
         roles = layers[layer]
         experts = roles.get(Role.EXPERT_DOWN, [])
+        routers = any(pattern.role is Role.ROUTER for pattern in known.patterns) if known else False
+        if experts and routers and Role.ROUTER not in roles:
+            raise BindError(f"layer {layer} has experts, but none of its tensors is a router: declare it")
         always = roles.get(Role.SHARED_DOWN if experts else Role.DENSE_DOWN, [])
         if not always and not experts:
             raise BindError(
@@ -339,7 +390,7 @@ def _shape_of(
         sizes = [(axis(spec, "experts"), axis(spec, "hidden")) for spec in experts if "experts" in spec.axes]
         singles = Counter(axis(spec, "hidden") for spec in experts if "experts" not in spec.axes)
         sizes += [(number, hidden) for hidden, number in singles.items()]
-        active = _active(model, known, len(sizes)) if sizes else 0
+        active = _active(model, known, layer, len(sizes), seen) if sizes else 0
         groups = tuple(RoutedGroup(number, active, hidden) for number, hidden in sizes)
         blocks.append(FeedForward(tuple(axis(spec, "hidden") for spec in always), groups))
     first_moe = next((i for i, block in enumerate(blocks) if block.groups), len(blocks))
@@ -352,17 +403,15 @@ def _shape_of(
     return ModelShape(width, len(blocks), tuple(blocks), head_dim=heads)
 
 
-def _active(model: nn.Module, family: Family | None, groups: int) -> int:
-    """Activated experts of each of ``groups`` equal groups."""
+def _active(model: nn.Module, family: Family | None, layer: int, groups: int, seen: Seen) -> int:
+    """Activated experts of each of ``groups`` equal groups in a layer."""
     if family is None:
         raise BindError(f"{type(model).__name__} declares its tensors but no shape: give it a ModelShape as .shape")
-    value: object = family.active
-    if isinstance(value, str):
-        value = getattr(getattr(model, "config", None), value, None)
-        value = value[0] if isinstance(value, list | tuple) and value else value
-    if not isinstance(value, int) or value < 1:
+    value = seen.routing[layer].active if layer in seen.routing else None
+    value = value or says_active(model, family, layer)
+    if value is None:
         raise BindError(
-            f"family {family.name!r}: active = {family.active!r} gives {value!r}; "
+            f"family {family.name!r}: active = {family.active!r} gives no number of experts; "
             "give the number of activated experts, or the config field that holds it"
         )
     if value % groups:

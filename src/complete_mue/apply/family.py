@@ -1,9 +1,9 @@
 """A family: what a kind of model calls its tensors, as a table.
 
-One line per tensor: ``name | role | axes | multiplied as``. In a name, ``*`` stands for a number (the first one is the
-layer), ``{a,b}`` for either, a leading ``?`` marks a tensor that not every model of the family has. In the axes,
-``<...>`` marks the fan-in, the axis that is summed over: it is declared, never guessed from a shape. The last column,
-mostly empty, is TensorSpec.multiplied_as.
+One line per tensor: ``name | role | axes | multiplied as | start``. In a name, ``*`` stands for a number (the first one
+is the layer), ``{a,b}`` for either, a leading ``?`` marks a tensor that not every model of the family has. In the axes,
+``<...>`` marks the fan-in, the axis that is summed over: it is declared, never guessed from a shape. The last two
+columns, mostly empty, are TensorSpec.multiplied_as and TensorSpec.start.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from complete_mue.errors import BindError, nearest
-from complete_mue.layout.tensors import Role, TensorSpec
+from complete_mue.layout.tensors import STARTS, Role, TensorSpec
 
 # What wrappers of single layers put into a parameter's name; the name below them is what a family knows.
 _WRAPPERS = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
@@ -35,13 +35,14 @@ class Pattern:
     axes: tuple[str, ...]
     fan_in: str | None
     multiplied_as: str
+    start: str
     optional: bool
 
     @classmethod
     def parse(cls, line: str) -> Pattern:
-        """Read ``[?]name | role | axes [| multiplied as]``."""
+        """Read ``[?]name | role | axes [| multiplied as [| start]]``."""
         cells = [cell.strip() for cell in line.split("|")]
-        if not 3 <= len(cells) <= 4:
+        if not 3 <= len(cells) <= 5:
             raise BindError(
                 f"family line {line.strip()!r}: write `name | role | axes`, "
                 "such as `blocks.*.w2 | dense_down | width <hidden>`"
@@ -50,10 +51,16 @@ class Pattern:
         fan_in = [axis[1:-1] for axis in axes if axis.startswith("<") and axis.endswith(">")]
         if len(fan_in) > 1:
             raise BindError(f"family line {line.strip()!r}: mark one axis as <fan-in>, not {len(fan_in)}")
-        multiplied_as = cells[3] if len(cells) == 4 else ""
-        if multiplied_as not in _MULTIPLIED_AS:
+        multiplied_as, start = (*cells[3:], "", "")[:2]
+        if start and start not in STARTS:
             raise BindError(
-                f"family line {line.strip()!r}: last column {multiplied_as!r}{nearest(multiplied_as, _MULTIPLIED_AS)}; "
+                f"family line {line.strip()!r}: last column {start!r}{nearest(start, STARTS)}; "
+                f"give {', '.join(STARTS)}, or nothing"
+            )
+        if multiplied_as not in _MULTIPLIED_AS:
+            close = nearest(multiplied_as, _MULTIPLIED_AS)
+            raise BindError(
+                f"family line {line.strip()!r}: fourth column {multiplied_as!r}{close}; "
                 "give a role, `residual` (a norm behind a branch), `inner` (a projection before one), or nothing"
             )
         return cls(
@@ -62,6 +69,7 @@ class Pattern:
             axes=tuple(axis.strip("<>") for axis in axes),
             fan_in=fan_in[0] if fan_in else None,
             multiplied_as=multiplied_as,
+            start=start,
             optional=cells[0].startswith("?"),
         )
 
@@ -82,22 +90,24 @@ class Family:
     """What ``mue`` must know of a kind of model.
 
     ``active`` names the config field (or gives the number) of activated experts. ``normalized`` says whether routing
-    weights sum to one over the selected experts: True, False, or the config field that decides. ``native`` names config
-    fields whose factor the model's forward already applies to the product of a role, or of one line of the table (a
-    leading ``1/`` inverts). ``fan_in_ratios`` gives target / reference for fan-in axes that do not grow with the width,
-    such as a fixed rank of latent attention: ``{"rank": 1.0}``; axes not named there are taken to grow with it.
-    ``state`` names tensors without gradient that the model updates itself and that start at zero, such as a selection
-    bias kept as a parameter.
+    weights sum to one over the selected experts: True, False, or the config field that decides. ``native`` gives what
+    the model's forward already multiplies the product of a role, or of one line of the table, with: a number, or a
+    config field (``1/field`` inverts, ``field**0.5`` takes the root). All three are compared with what the model does
+    (``probe``). ``fan_in_ratios`` gives target / reference for fan-in axes that do not grow with the width, such as a
+    fixed rank of latent attention: ``{"rank": 1.0}``; axes not named there are taken to grow with it. ``state`` names
+    tensors without gradient that the model updates itself and that start at zero, such as a selection bias kept as a
+    parameter. ``refuses`` gives, for names of tensors that some models of the family have, why those are not served.
     """
 
     name: str
     patterns: tuple[Pattern, ...] = ()
     active: str | int = 0
     normalized: bool | str = True
-    native: Mapping[str, str] = field(default_factory=dict)
+    native: Mapping[str, str | float] = field(default_factory=dict)
     fan_in_ratios: Mapping[str, float] = field(default_factory=dict)
     state: tuple[str, ...] = ()
     refused: str = ""
+    refuses: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         known = [*(role.value for role in Role), *(pattern.glob for pattern in self.patterns)]
@@ -125,9 +135,10 @@ class Family:
         *,
         active: str | int = 0,
         normalized: bool | str = True,
-        native: Mapping[str, str] | None = None,
+        native: Mapping[str, str | float] | None = None,
         fan_in_ratios: Mapping[str, float] | None = None,
         state: Iterable[str] = (),
+        refuses: Mapping[str, str] | None = None,
     ) -> Family:
         """A family from its table, one tensor per line; blank lines and ``#`` comments are skipped."""
         lines = [line for line in table.splitlines() if line.strip() and not line.strip().startswith("#")]
@@ -139,6 +150,7 @@ class Family:
             dict(native or {}),
             dict(fan_in_ratios or {}),
             tuple(state),
+            refuses=dict(refuses or {}),
         )
 
     def __hash__(self) -> int:
@@ -159,6 +171,7 @@ class Family:
             found = [(pattern, match) for pattern in self.patterns if (match := pattern.match(plain))]
             if not found:
                 if name in trainable:
+                    self._refuse(name)
                     unbound.append(name)
                 continue
             if len(found) > 1:
@@ -178,6 +191,7 @@ class Family:
                     layer=int(match[1]) if match.re.groups else None,
                     multiplier=_native_factor(pattern, native or {}),
                     multiplied_as=pattern.multiplied_as,
+                    start=pattern.start,
                 )
             )
         if unbound:
@@ -193,6 +207,16 @@ class Family:
                 "correct the name, or put ? before a line that not every model has"
             )
         return tuple(specs)
+
+    def _refuse(self, name: str) -> None:
+        for glob, reason in self.refuses.items():
+            if _regex(glob).match(plain_name(name)):
+                raise BindError(f"family {self.name!r} cannot be served with {name!r}: {reason}")
+
+    def native_of(self, spec: TensorSpec) -> str | float | None:
+        """What ``native`` gives for a tensor: for its line, else for its role."""
+        lines = [given for key, given in self.native.items() if _regex(key).fullmatch(plain_name(spec.name))]
+        return lines[0] if lines else self.native.get(spec.role.value)
 
     def is_state(self, name: str) -> bool:
         """Whether a name is listed as ``state``."""

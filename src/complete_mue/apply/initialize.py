@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from complete_mue.apply.bind import Bound, bind, family_of, unwrapped
+from complete_mue.apply.bind import Bound, bind, family_of, forget, unwrapped
 from complete_mue.apply.family import Family, plain_name
 from complete_mue.errors import BindError
 from complete_mue.layout import Role
@@ -32,7 +33,7 @@ def initialize(
     model's own ``reset_buffers()``, or, for Hugging Face models, by the model's stock initialization of modules that
     hold buffers; what a family lists as ``state`` starts at zero.
     """
-    binding = bind(model, plan, family)
+    binding = bind(model, plan, family, forward=False)  # what memory holds before may be anything
     meta = [bound.name for bound in binding if bound.parameter.is_meta]
     if meta:
         raise BindError(
@@ -47,6 +48,7 @@ def initialize(
                 parameter.zero_()
     for bound in binding:
         _write(bound.parameter, initial_value(bound, seed))
+    forget(inner)
     return model
 
 
@@ -67,16 +69,33 @@ def initial_replica(bound: Bound, seed: int) -> Tensor:
 
 def _initial(bound: Bound, shape: torch.Size, seed: int) -> Tensor:
     dtype = torch.float64 if bound.parameter.dtype == torch.float64 else torch.float32
+    drawn = torch.empty(shape, dtype=dtype)
+    if bound.spec.start in _STARTS:
+        return _STARTS[bound.spec.start](drawn, _generator(bound, seed))
     if bound.row.init_std is None:
         gain = bound.spec.role in (Role.NORM, Role.FINAL_NORM) and not bound.name.endswith("bias")
-        return torch.full(shape, bound.folded if gain else 0.0, dtype=dtype)
-    return _draw(shape, bound.row.init_std, f"{seed}:{plain_name(bound.name)}", dtype)
+        return drawn.fill_(bound.folded - bound.spec.gain_offset if gain else 0.0)
+    return drawn.normal_(0.0, bound.row.init_std, generator=_generator(bound, seed))
 
 
-def _draw(shape: torch.Size, std: float, key: str, dtype: torch.dtype) -> Tensor:
-    digest = hashlib.sha256(key.encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") % 2**63)
-    return torch.empty(shape, dtype=dtype).normal_(0.0, std, generator=generator)
+def _generator(bound: Bound, seed: int) -> torch.Generator:
+    digest = hashlib.sha256(f"{seed}:{plain_name(bound.name)}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") % 2**63)
+
+
+def _time_step(x: Tensor, generator: torch.Generator) -> Tensor:
+    """The inverse softplus of steps from 0.001 to 0.1, even in their log."""
+    step = x.uniform_(math.log(1e-3), math.log(0.1), generator=generator).exp()
+    return step + (-torch.expm1(-step)).log()
+
+
+# Vectors that a model starts at values of its own, as TensorSpec.start names them.
+_STARTS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
+    "ones": lambda x, generator: x.fill_(1.0),
+    "log_uniform": lambda x, generator: x.uniform_(0.01, 16.0, generator=generator).log_(),
+    "log_uniform_1": lambda x, generator: x.uniform_(1.0, 16.0, generator=generator).log_(),
+    "dt": _time_step,
+}
 
 
 def _write(parameter: nn.Parameter, value: Tensor) -> None:

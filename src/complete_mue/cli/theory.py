@@ -140,6 +140,7 @@ def layout_command(
         "expert_width": block.expert_width,
         "depth": depth,
         "parameters": {"active": parameters.active, "total": parameters.total},
+        "notes": list(shape.notes),
     }
     if json:
         print(jsonlib.dumps(facts, indent=2))
@@ -153,3 +154,5 @@ def layout_command(
     print(f"  multiplier A = d/H = {width / block.active_width:.6g}   (against a reference of unit expansion)")
     print(f"  route scale r = {block.route_scale}")
     print(f"  parameters {parameters.active:,} active, {parameters.total:,} total, without embeddings")
+    for note in shape.notes:
+        print(f"  note: {note}")

@@ -15,7 +15,9 @@ with its `params`, as model_parameters. A trainable parameter belongs to the gro
 (re.fullmatch); leave out groups that match nothing. Keep the names: each group needs one of its own under ZeRO. Draw
 weights with init_std before deepspeed.initialize; where it is null, gains start at 1 and biases at 0.
 DeepSpeed's own schedulers set one learning rate for all groups unless they are given a list, one value per group, in
-the groups' order; a LambdaLR is safe. The config fields under `requires` must have these values where a model has them.
+the groups' order; a LambdaLR is safe. The config fields under `requires` must have these values where a model has them;
+groups (4g) and ranks of latent attention that are held fixed have no equivalent. gradient_clipping is off: DeepSpeed's
+norm is the plain one.
 Names are those of Hugging Face models: {", ".join(FAMILIES)}.
 Not covered: deepspeed.moe.layer.MoE, whose gate does not normalize a single weight and drops tokens by default."""
 

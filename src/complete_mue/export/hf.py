@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
-from complete_mue.export.settings import Setting, as_part_of, header, layer_pattern, settings
+from complete_mue.export.settings import Setting, as_part_of, behind, header, layer_pattern, settings
 from complete_mue.layout.tensors import Role
 from complete_mue.plan.plan import Plan
 
@@ -28,7 +29,7 @@ NAMES = {
     Role.DENSE_DOWN: r"{layer}mlp\.down_proj\.weight",
     Role.SHARED_UP: r"{layer}(?:mlp\.(?:shared_experts?|shared_mlp)\.(?:gate_proj|up_proj)|shared_mlp\.input_linear)"
     r"\.weight",
-    Role.SHARED_DOWN: r"{layer}(?:mlp\.(?:shared_experts?|shared_mlp)\.down_proj|shared_mlp\.output_linear)\.weight",
+    Role.SHARED_DOWN: r"{layer}(?:mlp\.(?:shared_experts|shared_mlp)\.down_proj|shared_mlp\.output_linear)\.weight",
     Role.EXPERT_UP: r"{layer}(?:mlp|block_sparse_moe)\.experts\."
     r"(?:gate_up_proj|\d+\.(?:gate_proj|up_proj|w1|w3)\.weight)",
     Role.EXPERT_DOWN: r"{layer}(?:mlp|block_sparse_moe)\.experts\.(?:down_proj|\d+\.(?:down_proj|w2)\.weight)",
@@ -46,6 +47,9 @@ PRODUCT_BIASES = {
     Role.ATTENTION_OUT: r"{layer}self_attn\.o_proj\.bias",
     Role.EXPERT_DOWN: r"{layer}mlp\.experts\.down_proj_bias",
 }
+# A shared expert behind a sigmoid gate (qwen2_moe), which starts at one half: its values hold twice the multiplier.
+GATED = r"{layer}mlp\.shared_expert\.down_proj\.weight"
+GATE_AT_START = 0.5
 
 REQUIRES = {
     "norm_topk_prob": True,
@@ -61,7 +65,10 @@ _USE = f"""\
 Use: a trainable parameter belongs to the group whose pattern matches its whole name (re.fullmatch); a group that
 matches nothing is left out, a name that matches nothing is an error. Draw weights with init_std; where it is null,
 gains start at 1 and biases at 0. Schedulers must multiply all groups alike (LambdaLR does).
-The config fields under `requires` must have these values where a family has them.
+The config fields under `requires` must have these values where a family has them; `feed_forward` gives the layout of
+every layer (widths behind @). Groups (4g) have no equivalent: n_group limits a token to some groups, so leave it at 1.
+Ranks of latent attention are taken to grow with the width; ranks held fixed have no equivalent here.
+Switch the trainer's own clipping off (max_grad_norm=0): take the norm over each gradient times its group's multiplier.
 Families: {", ".join(FAMILIES)}."""
 
 
@@ -82,10 +89,23 @@ def document(plan: Plan, tool: str, checked: str, use: str, sections: dict[str, 
     """The JSON that a tool on Hugging Face names gets: header, requirements, the tool's own sections, groups."""
     about = [line for line in header(plan, tool, _FORM, checked, use) if line]
     requires: dict[str, Any] = dict(REQUIRES)
-    if plan.attention_scale is not None:
-        requires["attention_scale"] = plan.attention_scale
+    requires |= shape_fields(plan)
     body = {"about": about, "form": "folded", "requires": requires, **sections, "groups": groups(plan)}
     return json.dumps(body, indent=2, ensure_ascii=False) + "\n"
+
+
+def shape_fields(plan: Plan) -> dict[str, Any]:
+    """What the plan fixes of the model's shape, by the names that stock configs have for it."""
+    shape, found = plan.shape, dict[str, Any]()
+    found |= {"hidden_size": shape.width, "num_hidden_layers": shape.depth}
+    if shape.head_dim is not None:
+        scale = plan.attention_scale or 1 / math.sqrt(shape.head_dim)
+        found |= {"head_dim": shape.head_dim, "attention_scale": scale, "attention_multiplier": scale}
+    if len([kind for kind in shape.kinds if kind.groups]) == 1:
+        found |= dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), shape.main.experts)
+        found |= dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk"), shape.main.active)
+    found["feed_forward"] = [block.with_widths for block in shape.blocks]  # layer by layer, in the plan's notation
+    return found
 
 
 def groups(plan: Plan) -> list[dict[str, Any]]:
@@ -94,6 +114,8 @@ def groups(plan: Plan) -> list[dict[str, Any]]:
     bias = next(one for one in found if one.role is Role.BIAS)
     listed = [_group(plan, one.name, NAMES[one.role], one) for one in found]
     for one in found:
+        if one.role is Role.SHARED_DOWN:
+            listed.append(_group(plan, f"gated {one.name}", GATED, behind(one, GATE_AT_START)))
         if one.role in PRODUCT_BIASES:
             listed.append(_group(plan, f"bias of {one.name}", PRODUCT_BIASES[one.role], as_part_of(bias, one)))
     return listed

@@ -68,7 +68,9 @@ Use, in your training script:
     get_megatron_optimizer(config, model, config_overrides=config_overrides())
 The warmup must start at 0 (--lr-warmup-init 0): Megatron does not scale that value per group. Not covered: biases
 (--disable-bias-linear), tied embeddings, the fused router kernel with grouped layouts (--moe-router-fusion).
-Low-rank projections of latent attention are taken to have ranks that grow with the width."""
+Clipping is off (--clip-grad 0.0; Megatron's default is 1.0): its norm is taken inside the optimizer, over all groups
+alike, and has no place for weights. Low-rank projections of latent attention are taken to have ranks that grow with the
+width: ranks held fixed have no equivalent here. Groups need balance_groups(): Megatron's own limit a token to some."""
 
 
 def render(plan: Plan) -> str:
@@ -164,6 +166,7 @@ def _arguments(plan: Plan) -> list[tuple[str, ...]]:
         ("--adam-beta1", repr(hyper.betas[0])),
         ("--adam-beta2", repr(hyper.betas[1])),
         ("--adam-eps", repr(hyper.eps)),
+        ("--clip-grad", "0.0"),
         ("--init-method-std", repr(hyper.init_std)),
     ]
 

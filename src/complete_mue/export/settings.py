@@ -19,7 +19,7 @@ CLIPPING = (
     "Gradient clipping: a folded weight carries its multiplier, so its gradient is 1/multiplier of the other form's: "
     "larger where the multiplier is below one. "
     "A plain global norm is not the norm of the multiplier form; "
-    "take the norm over gradient times multiplier, or clip with a wide margin."
+    "take the norm over gradient times multiplier, or do not clip."
 )
 
 
@@ -67,6 +67,12 @@ def as_part_of(setting: Setting, product: Setting) -> Setting:
     """A bias that is scaled with another role's product: it folds that role's multiplier."""
     forward = Multiplier(output=product.folded)
     return Setting(setting.role, fold(replace(setting.row, forward=forward, block=product.row.block)), product.layers)
+
+
+def behind(setting: Setting, factor: float) -> Setting:
+    """The same role where the model's forward already multiplies its product with a factor: it is taken out."""
+    forward = Multiplier(output=1 / factor)
+    return Setting(setting.role, fold(replace(setting.row, forward=forward)), setting.layers)
 
 
 def layer_pattern(layers: tuple[int, ...] | None) -> str:

@@ -46,9 +46,11 @@ _USE = """\
 Use: save this text as a module on your Python path, say mue_run.py, set the constants below, then
     torchrun ... -m torchtitan.train --module mue_run --config train
 For a model config of your own (a deepseek_v3, say): apply_plan(model_config) sets its router fields and the init of
-every tensor, and optimizer() is its optimizer config.
+every tensor, and optimizer() is its optimizer config. Its own clipping must be off, as in train(): training.max_norm is
+1.0 by default; set it to float("inf"), and clip(optimizers, model_parts, max_norm) clips by the weighted norm instead.
 Not covered: pipeline parallelism (torchtitan wants every pattern to match in every stage), tied embeddings, biases.
-Low-rank projections of latent attention (wq_b, wkv_b) are taken to have ranks that grow with the width."""
+Low-rank projections of latent attention (wq_b, wkv_b) are taken to have ranks that grow with the width; for ranks held
+fixed there is no equivalent here. Groups need the router below: torchtitan's fields limit a token to some groups."""
 
 
 def render(plan: Plan) -> str:
@@ -68,6 +70,7 @@ def render(plan: Plan) -> str:
         f"HEAD_DIM = {head_dim}  # keep the reference's",
         "VOCAB_SIZE = 50304",
         "SEQ_LEN = 2048",
+        "MAX_NORM = 1.0  # of clip(), which weighs gradients; None for no clipping",
         "",
         "# The feed-forward block of every layer, and the router's fields.",
         "KINDS = [",
@@ -78,6 +81,11 @@ def render(plan: Plan) -> str:
         "# Patterns are disjoint: every trainable parameter has exactly one row.",
         "ROWS = {",
         *[line for one in found for line in _row(one)],
+        "}",
+        "",
+        "# Role: the multiplier inside its values, which clip() weighs its gradient with.",
+        "MULTIPLIERS = {",
+        *[f"    {one.name!r}: {one.folded!r}," for one in found],
         "}",
     ]
     about = '"""' + "\n".join(header(plan, NAME, _FORM, CHECKED, _USE)) + '\n"""'

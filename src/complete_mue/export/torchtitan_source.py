@@ -55,6 +55,38 @@ def optimizer(**options) -> OptimizersContainer.Config:
     )
 
 
+def clip(optimizers, model_parts, max_norm):
+    """Clip before every step by the norm over multiplier times gradient: the norm that the multiplier form has.
+
+    torchtitan's own clipping takes the plain norm, which folded weights distort: keep training.max_norm infinite. Every
+    rank must call. Gradients may be DTensors of several meshes.
+    """
+    weights = {}
+    for part in model_parts:
+        for name, parameter in part.named_parameters():
+            plain = re.sub(r"\\b_\\w+\\.", "", name)  # without what wrappers insert
+            role = next(role for role, (pattern, _, _) in ROWS.items() if re.search(pattern, plain))
+            weights[parameter] = MULTIPLIERS[role]
+
+    @torch.no_grad()
+    def before_step(*args, **kwargs):
+        held = [(p.grad, weight) for p, weight in weights.items() if p.grad is not None]
+        norms = [weight * torch.linalg.vector_norm(grad, dtype=torch.float32) for grad, weight in held]
+        whole = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms]
+        factor = (max_norm / (torch.linalg.vector_norm(torch.stack(whole)) + 1e-6)).clamp(max=1.0)
+        for grad, _ in held:
+            (grad.to_local() if hasattr(grad, "to_local") else grad).mul_(factor)
+
+    optimizers.register_step_pre_hook(before_step)
+
+
+def after_optimizers(optimizers, model_parts, parallel_dims):
+    """What train() does once the optimizers stand: torchtitan's balancing of experts, and the weighted clip."""
+    register_moe_load_balancing_hook(optimizers, model_parts, parallel_dims)
+    if MAX_NORM is not None:
+        clip(optimizers, model_parts, MAX_NORM)
+
+
 def apply_plan(config):
     """Set router fields and the init of every tensor in a torchtitan decoder config, in place.
 
@@ -199,7 +231,7 @@ def train():
             model=model_config(),
             parallelize_fn=parallelize_qwen3,
             pipelining_fn=pipeline_llm,
-            post_optimizer_build_fn=register_moe_load_balancing_hook,
+            post_optimizer_build_fn=after_optimizers,
             state_dict_adapter=Qwen3StateDictAdapter,
         ),
         loss=CrossEntropyLoss.Config(global_vocab_size=VOCAB_SIZE),
@@ -209,7 +241,11 @@ def train():
             warmup_steps=max(1, STEPS // 100), decay_ratio=0.2, decay_type="linear", min_lr_factor=0.0
         ),
         training=TrainingConfig(
-            local_batch_size=1, global_batch_size=max(1, BATCH_TOKENS // SEQ_LEN), seq_len=SEQ_LEN, steps=STEPS
+            local_batch_size=1,
+            global_batch_size=max(1, BATCH_TOKENS // SEQ_LEN),
+            seq_len=SEQ_LEN,
+            steps=STEPS,
+            max_norm=float("inf"),  # its own clipping off: clip() stands in for it
         ),
     )
 '''

@@ -171,6 +171,13 @@ class FeedForward:
         return text + (f"{groups}g" if groups > 1 else "") + (f"{shared}s" if shared else "")
 
     @property
+    def note(self) -> str:
+        """What one should know of this layout before training it; empty for most."""
+        if self.active != 1 or self.experts == 1:
+            return ""
+        return f"top-1 ({self}): a lone normalized weight is always 1, so the loss teaches its router nothing"
+
+    @property
     def is_dense(self) -> bool:
         """No routed experts."""
         return not self.groups

@@ -84,6 +84,11 @@ class ModelShape:
         alike = sum(str(other) == str(kind) for other in self.kinds) > 1
         return kind.with_widths if alike else str(kind)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What one should know of its layouts before training; mostly nothing."""
+        return tuple(kind.note for kind in self.kinds if kind.note)
+
     @cached_property
     def main(self) -> FeedForward:
         """The block that names the model: the last one that routes, or the last layer's where none does."""

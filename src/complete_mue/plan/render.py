@@ -33,6 +33,7 @@ def headline(plan: PlanTable) -> list[str]:
         f"global  lr {h.lr:.6g}  weight decay {h.weight_decay:.6g}  eps {h.eps:.3g}  "
         f"betas ({h.betas[0]:.6g}, {h.betas[1]:.6g})",
         f"SDE  {plan.sde}",
+        *(f"note  {text}" for text in plan.shape.notes),
     ]
 
 

@@ -1,0 +1,151 @@
+"""What a family and a config say of a model, against what the model was seen to do: a difference is an error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from complete_mue.apply.family import Family
+from complete_mue.apply.probe import Seen, own_fields
+from complete_mue.errors import BindError
+from complete_mue.layout import Role, TensorSpec
+
+_REBUILD = "modules keep what the config said when they were built: set it before, and build the model anew"
+_ACTIVE_FIELD = "num_experts_per_tok"
+
+
+def factor_of(config: Any, given: str | float) -> float | None:
+    """A native factor: a number, or ``field``, ``1/field``, ``field**0.5`` of a config; None where it has no such."""
+    if not isinstance(given, str):
+        return float(given)
+    name = field_of(given)
+    value = getattr(config, name, None)
+    if value is None:
+        return None
+    if not float(value) > 0:
+        raise BindError(f"config.{name} = {value}: give a number above 0")
+    number = float(value) ** 0.5 if given.endswith("**0.5") else float(value)
+    return 1 / number if given.startswith("1/") else number
+
+
+def field_of(given: str) -> str:
+    """The config field that a native factor is read from."""
+    return given.removeprefix("1/").removesuffix("**0.5")
+
+
+def says_active(model: nn.Module, family: Family, layer: int) -> int | None:
+    """Activated experts of a layer as the family and config say; a list has one number per layer."""
+    value: object = family.active
+    if isinstance(value, str):
+        value = getattr(getattr(model, "config", None), value, None)
+    if isinstance(value, list | tuple):
+        value = value[layer] if layer < len(value) else None
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def says_normalized(model: nn.Module, family: Family) -> bool:
+    """Whether, by family and config, routing weights sum to one."""
+    if isinstance(family.normalized, bool):
+        return family.normalized
+    return bool(getattr(getattr(model, "config", None), family.normalized, False))
+
+
+class Normalize:
+    """A forward hook for routers that return (logits, weights, index): weights sum to one."""
+
+    def __call__(self, module: nn.Module, inputs: Any, output: Any) -> Any:
+        """The router's output with its weights divided by their sum."""
+        logits, weights, index = output
+        return logits, weights / weights.sum(-1, keepdim=True), index
+
+
+def is_normalizing(model: nn.Module) -> bool:
+    """Whether ``normalize_routing`` was called on this model."""
+    return any(isinstance(hook, Normalize) for module in model.modules() for hook in module._forward_hooks.values())
+
+
+def check_agreement(model: nn.Module, family: Family, specs: Sequence[TensorSpec], seen: Seen) -> None:
+    """Refuse a model that does not do what its family and config say, with both named."""
+    _check_active(model, family, seen)
+    _check_normalized(model, family, specs, seen)
+    _check_kept(model, family)
+    for spec in specs:
+        _check_factor(model, family, spec, seen)
+        offset = seen.gain_offsets.get(spec.name, spec.gain_offset)
+        if offset != spec.gain_offset:
+            does, says = (f"{'1 + w' if one else 'w'}" for one in (offset, spec.gain_offset))
+            raise BindError(
+                f"{spec.name!r}: the norm multiplies by {does}, but family {family.name!r} says {says}: "
+                + ("write `1+w` in the fifth column of its line" if offset else "leave `1+w` out of its line")
+            )
+
+
+def _check_active(model: nn.Module, family: Family, seen: Seen) -> None:
+    own = isinstance(family.active, int)  # a family with a number of its own has a router that does not ask the config
+    for layer, routing in seen.routing.items():
+        said, does = says_active(model, family, layer), routing.active
+        if None not in (said, does) and said != does and not (own and seen.how != "forward"):
+            source = f"family {family.name!r}, active" if own else f"config.{family.active}"
+            raise BindError(f"layer {layer}: {source} = {said}, but {_taken(does)}: {_REBUILD}")
+        config = getattr(getattr(model, "config", None), _ACTIVE_FIELD, None)
+        if own and said is not None and isinstance(config, int) and config != said:
+            raise BindError(f"layer {layer}: config.{_ACTIVE_FIELD} = {config}, but {_taken(said)}: set it to that")
+
+
+def _taken(active: int | None) -> str:
+    return f"the model's router takes {active} experts for each token"
+
+
+def _check_normalized(model: nn.Module, family: Family, specs: Sequence[TensorSpec], seen: Seen) -> None:
+    says = says_normalized(model, family)
+    field = family.normalized if isinstance(family.normalized, str) else ""
+    source = f"config.{field} = {says}" if field else f"family {family.name!r} says normalized={says}"
+    for layer, routing in seen.routing.items():
+        if routing.normalized is None or routing.normalized == says or is_normalizing(model):
+            continue
+        if says:
+            does = "differ from token to token"
+            if routing.sums is not None:
+                does = f"sum to {routing.sums[0]:.4g} for one token and to {routing.sums[1]:.4g} for another"
+            raise BindError(f"layer {layer}: {source}, but the routing weights {does}: {_REBUILD}")
+        said = isinstance(getattr(getattr(model, "config", None), field, None), bool) if field else False
+        if said and routing.active != _experts(model, specs, layer):  # all experts together sum to one anyway
+            raise BindError(f"layer {layer}: {source}, but the routing weights sum to one: {_REBUILD}")
+
+
+def _experts(model: nn.Module, specs: Sequence[TensorSpec], layer: int) -> int:
+    found = [s for s in specs if s.layer == layer and s.role is Role.EXPERT_DOWN and "experts" in s.axes]
+    return sum(model.get_parameter(s.name).shape[s.axes.index("experts")] for s in found)
+
+
+def _check_kept(model: nn.Module, family: Family) -> None:
+    """A field of the config that modules have a copy of: both must say the same."""
+    config = getattr(model, "config", None)
+    names = [field_of(given) for given in family.native.values() if isinstance(given, str)]
+    if isinstance(family.normalized, str):
+        names.append(family.normalized)
+    if isinstance(family.active, str):
+        names.append(family.active)
+    for name in dict.fromkeys(names):
+        said = getattr(config, name, None)
+        if not isinstance(said, bool | int | float):
+            continue
+        for where, kept in own_fields(model, name):
+            if not math.isclose(kept, said, rel_tol=1e-6):
+                raise BindError(f"config.{name} = {said}, but {where} keeps {kept}: {_REBUILD}")
+
+
+def _check_factor(model: nn.Module, family: Family, spec: TensorSpec, seen: Seen) -> None:
+    does = seen.factors.get(spec.name)
+    if does is None or math.isclose(does, spec.multiplier, rel_tol=max(0.01, 3 * seen.errors[spec.name])):
+        return
+    given = family.native_of(spec)
+    source = f"config.{field_of(given)}" if isinstance(given, str) else f"family {family.name!r}"
+    raise BindError(
+        f"{spec.name!r}: the forward multiplies its product by {does:.6g}, but {source} says {spec.multiplier:.6g}: "
+        f"say so in the family (native={{{spec.role.value!r}: …}}, a config field or a number), or build the model "
+        "anew where the config was changed"
+    )

@@ -1,0 +1,525 @@
+"""What a model really does, seen in one forward pass: routing, its own multipliers, the gains of its norms.
+
+A config says what a model was meant to be; its modules decide. One forward in eval mode on a few tokens, with hooks on
+routers, branches and layers, shows how many experts each token takes, what their weights sum to, and what the forward
+multiplies every branch, the embedding and the logits with: a layer's output minus its input is fitted as a sum of its
+branches. Where no forward can run (meta device, shards, a model without one) the modules' own fields are read instead.
+Nothing is changed and nothing is stored on the model.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from complete_mue.layout import Role, TensorSpec
+
+TOKENS = 16
+_EXACT = 0.05  # relative error beyond which a factor was not seen
+_APART = 1e-6  # least eigenvalue of the branches' correlations: below it they cannot be told apart
+_ACTIVE_FIELDS = ("top_k", "num_experts_per_tok", "moe_topk", "moe_k", "topk")
+_NORMALIZED_FIELD = "norm_topk_prob"
+_BRANCH_ROLES = {
+    Role.ATTENTION_OUT: (Role.ATTENTION_IN, Role.ATTENTION_OUT),
+    Role.DENSE_DOWN: (Role.DENSE_UP, Role.DENSE_DOWN),
+    Role.SHARED_DOWN: (Role.SHARED_UP, Role.SHARED_DOWN),
+    Role.EXPERT_DOWN: (Role.EXPERT_UP, Role.EXPERT_DOWN),
+}
+_WATCHED = (Role.NORM, Role.FINAL_NORM, Role.ROUTER, Role.EXPERT_DOWN)
+GATE_AT_START = 0.5  # a sigmoid gate's mean while its weights are small and random
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How one layer routes. None stands for what could not be told."""
+
+    active: int | None = None  # experts each token takes
+    normalized: bool | None = None  # the weights of each token sum to one number
+    sums: tuple[float, float] | None = None  # smallest and largest sum over tokens
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was seen. ``factors`` holds, by a tensor's name, what the forward multiplies its product with."""
+
+    how: str  # `forward`, or `fields` where no forward could run
+    routing: Mapping[int, Routing] = field(default_factory=dict)  # by layer
+    factors: Mapping[str, float] = field(default_factory=dict)
+    errors: Mapping[str, float] = field(default_factory=dict)  # how far each factor may be off, relative to it
+    gain_offsets: Mapping[str, float] = field(default_factory=dict)  # norms: what is added to the weight, 0 or 1
+    gains: Mapping[str, float] = field(default_factory=dict)  # norms: the mean gain, the offset included
+    problem: str = ""  # why no forward could run
+
+
+def look(model: nn.Module, specs: Sequence[TensorSpec], *, forward: bool = True) -> Seen:
+    """One forward pass with hooks, or the modules' own fields where none can run or none is wanted."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    fields = {layer: _field_routing(model, specs, layer) for layer in _routed_layers(specs)}
+    problem = _cannot_run(parameters, specs) if forward else "not wanted"
+    if problem:
+        return Seen("fields", fields, problem=problem)
+    capture = _Capture(model, specs)
+    tokens = _tokens(parameters, specs)
+    try:
+        with capture, torch.no_grad():
+            logits = _logits(_run(model, tokens))
+    except Exception as error:  # whatever a model of any kind raises on plain tokens
+        return Seen("fields", fields, problem=f"{type(error).__name__}: {error}")
+    routing = {layer: _routing(capture, layer, fields[layer]) for layer in fields}
+    if any(one.sums is None for one in routing.values()):
+        same = _same_for_any_router(model, specs, parameters, tokens)
+        routing = {n: one if one.sums else replace(one, normalized=same) for n, one in routing.items()}
+    found: dict[str, tuple[float, float]] = {}
+    for layer in capture.layers:
+        found |= _layer_factors(capture, layer, routing.get(layer, Routing()))
+    found |= _ends(capture, parameters, tokens, logits)
+    offsets = _gain_offsets(model, specs)
+    return Seen(
+        "forward",
+        routing,
+        {name: factor for name, (factor, _) in found.items()},
+        {name: error for name, (_, error) in found.items()},
+        offsets,
+        {name: float(parameters[name].detach().double().mean()) + offset for name, offset in offsets.items()},
+    )
+
+
+# -- running -------------------------------------------------------------------------------------------------------
+
+
+def _cannot_run(parameters: Mapping[str, nn.Parameter], specs: Sequence[TensorSpec]) -> str:
+    from torch.distributed.tensor import DTensor
+
+    for name, parameter in parameters.items():
+        if parameter.is_meta:
+            return f"{name!r} is on the meta device"
+        if isinstance(parameter, DTensor) or not parameter.numel():
+            return f"{name!r} is sharded"
+    if not any(_is_embedding(spec) for spec in specs):
+        return "no embedding of tokens"
+    return ""
+
+
+def _is_embedding(spec: TensorSpec) -> bool:
+    return spec.role is Role.EMBEDDING and spec.axes == ("vocab", "width")
+
+
+def _tokens(parameters: Mapping[str, nn.Parameter], specs: Sequence[TensorSpec]) -> Tensor:
+    table = parameters[next(spec.name for spec in specs if _is_embedding(spec))]
+    # Any words will do, but not all alike.
+    return (torch.arange(TOKENS, device=table.device) * 7 + 3).remainder(table.shape[0]).unsqueeze(0)
+
+
+def _run(model: nn.Module, tokens: Tensor) -> Any:
+    """The model's output on tokens, in eval mode, eager; modes and the random state are put back."""
+    accepts = inspect.signature(model.forward).parameters
+    options = {"use_cache": False} if "use_cache" in accepts else {}
+    modes = {module: module.training for module in model.modules()}
+    compiled = any(getattr(module, "_compiled_call_impl", None) is not None for module in modes)
+    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+    try:
+        with torch.random.fork_rng(devices=[]), stance:
+            model.eval()
+            return model(input_ids=tokens, **options) if "input_ids" in accepts else model(tokens)
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def _logits(output: Any) -> Tensor | None:
+    logits = getattr(output, "logits", output)
+    return logits if isinstance(logits, Tensor) else None
+
+
+class _Capture(TorchFunctionMode):
+    """Hooks on what matters while they are open: inputs and outputs by module name, and every top-k by layer."""
+
+    def __init__(self, model: nn.Module, specs: Sequence[TensorSpec]) -> None:
+        super().__init__()
+        self.model, self.specs = model, specs
+        self.layers = _layer_names(specs)
+        self.inputs: dict[str, tuple[Any, ...]] = {}
+        self.outputs: dict[str, Tensor] = {}
+        self.topk: dict[int, list[tuple[int, int]]] = {}  # by layer: scores chosen from, how many were taken
+        self._layer: int | None = None
+        self._stack = ExitStack()
+
+    def __enter__(self) -> _Capture:
+        wanted = {name: None for layer in self.layers for name in (*_branch_modules(self.specs, layer).values(),)}
+        wanted |= {_owner(spec): None for spec in self.specs if spec.role in _WATCHED}
+        for name in wanted:
+            self._hook(name, None)
+        for layer, name in self.layers.items():
+            self._hook(name, layer)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self._stack.close()
+
+    def _hook(self, name: str, layer: int | None) -> None:
+        module = self.model.get_submodule(name)
+
+        def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._layer = layer if layer is not None else self._layer
+            self.inputs[name] = (*args, *kwargs.values())
+
+        def after(_: nn.Module, args: Any, output: Any) -> None:
+            first = output[0] if isinstance(output, tuple) and output else output
+            if isinstance(first, Tensor):
+                # A copy: residual streams may be added to in place.
+                self.outputs[name] = first.detach().clone()
+
+        self._stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+        self._stack.callback(module.register_forward_hook(after).remove)
+        if layer is not None:
+            self._stack.callback(module.register_forward_pre_hook(self._keep_input(name), with_kwargs=True).remove)
+
+    def _keep_input(self, name: str) -> Callable[..., None]:
+        def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            given = next(
+                (x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.is_floating_point()), None
+            )
+            if given is not None:
+                self.outputs[f"{name} input"] = given.detach().clone()
+
+        return keep
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in (torch.topk, Tensor.topk) and self._layer is not None:
+            self.topk.setdefault(self._layer, []).append((args[0].shape[-1], result[1].shape[-1]))
+        return result
+
+
+# -- names ---------------------------------------------------------------------------------------------------------
+
+
+def _owner(spec: TensorSpec) -> str:
+    return spec.name.rpartition(".")[0]
+
+
+def _layer_names(specs: Sequence[TensorSpec]) -> dict[int, str]:
+    """The module of every layer: a tensor's name up to its first number."""
+    found = {}
+    for spec in specs:
+        if spec.layer is not None and (match := re.match(r"(.*?\.\d+)\.", spec.name)):
+            found[spec.layer] = match[1]
+    return found
+
+
+def _routed_layers(specs: Sequence[TensorSpec]) -> list[int]:
+    layers = {spec.layer for spec in specs if spec.role is Role.EXPERT_DOWN and spec.layer is not None}
+    return sorted(layers)
+
+
+def _branch_modules(specs: Sequence[TensorSpec], layer: int) -> dict[str, str]:
+    """By the name of a branch's last tensor, the module whose output is the branch: the smallest around its tensors."""
+    here = [spec for spec in specs if spec.layer == layer]
+    found, top = {}, _layer_names(here)[layer]
+    for last, roles in _BRANCH_ROLES.items():
+        names = [spec.name for spec in here if spec.role in roles and len(spec.axes) > 1]
+        ends = [spec.name for spec in here if spec.role is last and spec.multiplied_as == ""]
+        module = _common(names)
+        if ends and module == top and ends[0].endswith(".weight"):
+            module = ends[0].removesuffix(".weight")  # no module around the branch: its last projection ends it
+        if ends and module.startswith(top + "."):
+            found[ends[0]] = module
+    for spec in here:
+        if spec.multiplied_as == "residual":
+            found[spec.name] = _owner(spec)
+    return found
+
+
+def _common(names: Sequence[str]) -> str:
+    parts = [name.split(".")[:-1] for name in names]
+    same = []
+    for steps in zip(*parts, strict=False):
+        if len(set(steps)) > 1:
+            break
+        same.append(steps[0])
+    return ".".join(same)
+
+
+# -- routing -------------------------------------------------------------------------------------------------------
+
+
+def _routing(capture: _Capture, layer: int, fields: Routing) -> Routing:
+    """From what the experts were given, else from the last top-k over all experts; fields fill what stays open."""
+    experts = next(s for s in capture.specs if s.layer == layer and s.role is Role.EXPERT_DOWN)
+    given = _chosen(capture.inputs.get(_owner(experts), ()))
+    if given is None:
+        number = capture.model.get_parameter(experts.name).shape[0] if "experts" in experts.axes else 0
+        taken = [k for among, k in capture.topk.get(layer, ()) if among == number]
+        return Routing(taken[-1] if taken else fields.active, fields.normalized)
+    index, weights = given[0], given[1].double()
+    sums = weights.sum(-1)
+    low, high = float(sums.min()), float(sums.max())
+    normalized: bool | None = high - low <= _slack(given[1]) * abs(high)
+    if normalized and index.shape[-1] > 1 and float(weights.std(0).max()) <= _slack(given[1]) * abs(high):
+        normalized = fields.normalized  # all tokens have the same weights, as with a router of zeros: it shows nothing
+    if not math.isfinite(high):
+        return Routing(index.shape[-1], fields.normalized)
+    return Routing(index.shape[-1], normalized, (low, high))
+
+
+def _chosen(given: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
+    """Indices and weights of the chosen experts among a module's inputs: integers, and numbers of the same shape."""
+    tensors = [x for x in given if isinstance(x, Tensor)]
+    for index in tensors:
+        if index.is_floating_point() or index.is_complex() or index.dtype is torch.bool or index.dim() < 2:
+            continue
+        for weights in tensors:
+            if not weights.is_floating_point() or weights.shape[:-1] != index.shape[:-1]:
+                continue
+            if weights.shape == index.shape:
+                return index, weights
+    return None
+
+
+@torch.no_grad()
+def _same_for_any_router(
+    model: nn.Module, specs: Sequence[TensorSpec], parameters: Mapping[str, nn.Parameter], tokens: Tensor
+) -> bool | None:
+    """Whether weights sum to one number, where they cannot be read: with equal experts any router does the same then.
+
+    Two forwards with experts that are copies of one another and routers drawn anew; None where these cannot run.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(like: Tensor, each: bool) -> Tensor:
+        shape = like.shape if each else (1, *like.shape[1:])
+        fan_in = max(like.shape[1:])
+        value = torch.empty(shape).normal_(0.0, fan_in**-0.5, generator=generator)
+        return value.expand(like.shape).to(like.device, like.dtype)
+
+    experts = [s.name for s in specs if s.axes[0] == "experts" and s.role is not Role.ROUTER]
+    routers = [s.name for s in specs if s.axes[0] == "experts" and s.role is Role.ROUTER]
+    if not routers or not experts:
+        return None
+    equal = {name: drawn(parameters[name], each=False) for name in experts}
+    outputs = []
+    for _ in range(2):
+        values = equal | {name: drawn(parameters[name], each=True) for name in routers}
+        try:
+            with torch.nn.utils.stateless._reparametrize_module(model, values):
+                outputs.append(_logits(_run(model, tokens)))
+        except Exception:  # a model that cannot run with other weights
+            return None
+    one, other = outputs
+    if one is None or other is None or not bool(torch.isfinite(one).all()):
+        return None
+    return float((one - other).abs().max()) <= 1e3 * float(torch.finfo(one.dtype).eps) * float(one.abs().max())
+
+
+def _slack(x: Tensor) -> float:
+    return max(1e-5, 2 * float(torch.finfo(x.dtype).eps))
+
+
+def _field_routing(model: nn.Module, specs: Sequence[TensorSpec], layer: int) -> Routing:
+    """What the modules around a router keep for themselves."""
+    names = [_owner(s) for s in specs if s.layer == layer and s.role is Role.ROUTER and s.axes[0] == "experts"]
+    active = normalized = None
+    for name in names:
+        while name and active is None:
+            module = model.get_submodule(name)
+            values = [getattr(module, one, None) for one in _ACTIVE_FIELDS]
+            active = next((v for v in values if isinstance(v, int) and not isinstance(v, bool)), None)
+            own = getattr(module, _NORMALIZED_FIELD, None)
+            normalized = own if normalized is None and isinstance(own, bool) else normalized
+            name = name.rpartition(".")[0] if not name.rpartition(".")[2].isdigit() else ""
+    return Routing(active, normalized)
+
+
+def own_fields(model: nn.Module, name: str) -> Iterator[tuple[str, Any]]:
+    """Every module that keeps a plain number of this name for itself, with the number."""
+    for where, module in model.named_modules():
+        value = vars(module).get(name)
+        if isinstance(value, bool | int | float):
+            yield where or type(module).__name__, value
+
+
+# -- multipliers ---------------------------------------------------------------------------------------------------
+
+
+def _layer_factors(capture: _Capture, layer: int, routing: Routing) -> dict[str, tuple[float, float]]:
+    """What a layer multiplies its branches with, and how exact that is."""
+    branches = _branch_modules(capture.specs, layer)
+    roles = {spec.name: spec.role for spec in capture.specs if spec.layer == layer}
+    gate = _gate(capture, layer)
+    outputs: dict[str, Tensor] = {}
+    for name, module in branches.items():
+        output = capture.outputs.get(module)
+        if output is None:
+            return {}
+        if roles[name] is Role.SHARED_DOWN and gate is not None:
+            output = (output.reshape(len(gate), -1) * gate.sigmoid()).reshape(output.shape)
+        outputs[name] = output
+    found = _summed(capture, layer, outputs) or _carried(capture, layer, branches)
+    result = {}
+    for name, (factor, error) in found.items():
+        if roles[name] is Role.SHARED_DOWN and gate is not None:
+            factor *= GATE_AT_START
+        if roles[name] is Role.EXPERT_DOWN:
+            if not routing.normalized or routing.sums is None:
+                continue
+            factor *= sum(routing.sums) / 2
+        if error < _EXACT:
+            result[name] = factor, error
+    return result
+
+
+def _summed(capture: _Capture, layer: int, branches: Mapping[str, Tensor]) -> dict[str, tuple[float, float]]:
+    """output = input + sum of factor times branch; empty where that does not hold."""
+    top = capture.layers[layer]
+    before, after = capture.outputs.get(f"{top} input"), capture.outputs.get(top)
+    if before is None or after is None or before.shape != after.shape or not branches:
+        return {}
+    if any(branch.numel() != after.numel() for branch in branches.values()):
+        return {}
+    x = torch.stack([branch.double().reshape(-1) for branch in branches.values()], 1)
+    found = _fit(x, (after.double() - before.double()).reshape(-1), _noise(after))
+    return dict(zip(branches, found, strict=True)) if all(error < math.inf for _, error in found) else {}
+
+
+def _carried(capture: _Capture, layer: int, branches: Mapping[str, str]) -> dict[str, tuple[float, float]]:
+    """What comes next = one factor times a branch's input + another times its output, as where a norm is carried on."""
+    norms = [s for s in capture.specs if s.layer == layer and s.role is Role.NORM and s.axes == ("width",)]
+    nexts = [x for s in norms for x in capture.inputs.get(_owner(s), ()) if isinstance(x, Tensor)]
+    if (after := capture.outputs.get(capture.layers[layer])) is not None:
+        nexts.append(after)
+    found = {}
+    for name, module in branches.items():
+        given = [x for x in capture.inputs.get(module, ()) if isinstance(x, Tensor) and x.is_floating_point()]
+        for after in nexts:
+            columns = [given[0], capture.outputs[module]] if given else []
+            if not columns or any(column.numel() != after.numel() for column in columns):
+                continue
+            x = torch.stack([column.double().reshape(-1) for column in columns], 1)
+            fit = _fit(x, after.double().reshape(-1), _noise(after))[1]
+            if fit[1] < found.get(name, (0.0, _EXACT))[1]:
+                found[name] = fit
+    return found
+
+
+def _noise(x: Tensor) -> float:
+    return 4 * float(torch.finfo(x.dtype).eps) * float(x.double().square().mean().sqrt())
+
+
+def _gate(capture: _Capture, layer: int) -> Tensor | None:
+    """The scores of a gate with one output per token, such as a shared expert's."""
+    for spec in capture.specs:
+        if spec.layer == layer and spec.role is Role.ROUTER and spec.axes[0] == "one":
+            scores = capture.outputs.get(_owner(spec))
+            return None if scores is None else scores.reshape(-1, 1)
+    return None
+
+
+def _fit(x: Tensor, y: Tensor, noise: float) -> list[tuple[float, float]]:
+    """Least squares: every column's factor, and its error relative to it; infinite where the sum does not hold.
+
+    ``noise`` is the rms error of one entry of ``y``; columns that are nearly alike cannot be told apart.
+    """
+    nothing = [(math.nan, math.inf)] * x.shape[1]
+    if not bool(torch.isfinite(x).all() and torch.isfinite(y).all()) or bool((x.square().sum(0) == 0).any()):
+        return nothing
+    size = x.square().sum(0).sqrt()
+    x = x / size
+    gram = x.T @ x
+    if float(torch.linalg.eigvalsh(gram)[0]) < _APART:
+        return nothing
+    factors: Tensor = torch.linalg.solve(gram, x.T @ y)
+    left = float((y - x @ factors).square().mean().sqrt())
+    if left > max(1e-4 * float(y.square().mean().sqrt()), 4 * noise):
+        return nothing
+    spread = torch.linalg.inv(gram).diagonal().sqrt() * max(left, noise) * math.sqrt(len(gram))
+    return [(float(f / s), float(e / abs(f)) if f else math.inf) for f, e, s in zip(factors, spread, size, strict=True)]
+
+
+def _ends(
+    capture: _Capture, parameters: Mapping[str, nn.Parameter], tokens: Tensor, logits: Tensor | None
+) -> dict[str, tuple[float, float]]:
+    """What the embedding's rows and the readout's product are multiplied with."""
+    found = {}
+    tables = [spec for spec in capture.specs if spec.role is Role.EMBEDDING]
+    first = capture.outputs.get(f"{capture.layers[min(capture.layers)]} input") if capture.layers else None
+    if len(tables) == 1 and first is not None:
+        rows = parameters[tables[0].name].detach()[tokens]
+        found[tables[0].name] = _ratio(rows, first)
+    heads = [spec for spec in capture.specs if spec.role is Role.READOUT]
+    norms = [capture.outputs.get(_owner(spec)) for spec in capture.specs if spec.role is Role.FINAL_NORM]
+    has_bias = any(spec.axes == ("vocab",) for spec in capture.specs)
+    if len(heads) == 1 and norms and norms[0] is not None and logits is not None and not has_bias:
+        head = parameters[heads[0].name].detach()
+        found[heads[0].name] = _ratio(norms[0].double() @ head.double().T, logits)
+    return {name: (factor, error) for name, (factor, error) in found.items() if error < _EXACT}
+
+
+def _ratio(x: Tensor, y: Tensor) -> tuple[float, float]:
+    if x.shape != y.shape:
+        return math.nan, math.inf
+    return _fit(x.double().reshape(-1, 1), y.double().reshape(-1), 4 * _noise(y))[0]
+
+
+# -- norms ---------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def _gain_offsets(model: nn.Module, specs: Sequence[TensorSpec]) -> dict[str, float]:
+    """Whether a norm multiplies by w or by 1 + w: one call per class, on a vector that every norm leaves as it is."""
+    known: dict[tuple[type, bool], float | None] = {}
+    found = {}
+    for spec in specs:
+        if spec.role not in (Role.NORM, Role.FINAL_NORM) or spec.name.endswith("bias"):
+            continue
+        module = model.get_submodule(_owner(spec))
+        key = type(module), bool(getattr(module, "bias", None) is not None)
+        if key not in known:
+            known[key] = _gain_offset(module, spec.name.rpartition(".")[2])
+        if (offset := known[key]) is not None:
+            found[spec.name] = offset
+    return found
+
+
+def _gain_offset(module: nn.Module, name: str) -> float | None:
+    weight = module.get_parameter(name)
+    if any(True for _ in module.children()) or weight.dim() != 1 or weight.numel() < 2:
+        return None
+    size = weight.numel() // 2 * 2
+    probe = torch.zeros_like(weight)
+    probe[:size:2], probe[1:size:2] = 1.0, -1.0
+    probe *= math.sqrt(weight.numel() / size)
+    try:
+        with _evaluating(module):
+            out = module(torch.stack([probe, -probe]).view(1, 2, -1))
+    except Exception:  # a norm that wants more than its input, such as a gate
+        return None
+    if not isinstance(out, Tensor) or out.shape != (1, 2, weight.numel()):
+        return None
+    gain = ((out[0, 0] - out[0, 1]) / 2 / probe)[:size].double()
+    added = gain - weight[:size].double()
+    slack = 64 * float(torch.finfo(weight.dtype).eps) * (1 + float(gain.abs().max()))
+    for offset in (0.0, 1.0):
+        if bool(((added - offset).abs() <= max(slack, 1e-4)).all()):
+            return offset
+    return None
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    training = module.training
+    try:
+        module.training = False
+        yield
+    finally:
+        module.training = training
