@@ -101,10 +101,11 @@ def test_cache_gives_the_same_tokens() -> None:
     model = LanguageModel(plan.shape, VOCAB, plan, kernel="reference").double()
     mue.initialize(model, plan)
     start = text(2, 5)
-    full = start
-    for _ in range(6):
-        full = torch.cat([full, model(full)[:, -1].argmax(-1, keepdim=True)], dim=1)
-    assert torch.equal(model.generate(start, 6, temperature=0), full)
+    greedy = model.generate(start, 6, temperature=0)
+    logits = model(greedy)[:, 4:-1].detach()
+    taken = logits.gather(-1, greedy[:, 5:, None])
+    # The best of logits rounded to float32: a token may lose to another by that rounding alone.
+    assert (logits.amax(-1, keepdim=True) - taken).max() <= 1e-6 * logits.abs().max()
     drawn = model.generate(start, 6, generator=torch.Generator().manual_seed(1))
     assert torch.equal(drawn, model.generate(start, 6, generator=torch.Generator().manual_seed(1)))
 
@@ -117,7 +118,8 @@ def test_causal() -> None:
     changed = tokens.clone()
     changed[0, 6] = (changed[0, 6] + 1) % VOCAB
     before, after = model(tokens), model(changed)
-    assert torch.equal(before[:, :6], after[:, :6])
+    # The changed token goes to other experts, whose products then have other row counts: other sums of the same terms.
+    torch.testing.assert_close(before[:, :6], after[:, :6], rtol=0, atol=1e-12)
     assert not torch.allclose(before[:, 6:], after[:, 6:])
 
 
