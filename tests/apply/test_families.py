@@ -17,6 +17,8 @@ from complete_mue.errors import BindError  # noqa: E402
 from complete_mue.layout import Role  # noqa: E402
 from stock_families import BASE, REFUSED, STOCK, tiny_config, tiny_model, tiny_plan, tiny_reference  # noqa: E402
 
+pytestmark = pytest.mark.numeric
+
 SWITCHED = [name for name, stock in STOCK.items() if stock.switch not in ("", "hook")]
 HOOKED = [name for name, stock in STOCK.items() if stock.switch]
 

@@ -15,6 +15,8 @@ from complete_mue.apply.initialize import initial_value  # noqa: E402
 from complete_mue.errors import BindError  # noqa: E402
 from complete_mue.layout import Role, TensorSpec  # noqa: E402
 
+pytestmark = pytest.mark.numeric
+
 FAMILY = mue.Family.define(
     "small",
     """

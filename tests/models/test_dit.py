@@ -11,6 +11,8 @@ from complete_mue.models import DiffusionTransformer  # noqa: E402
 from complete_mue.models.sampling import euler, heun, sample  # noqa: E402
 from complete_mue.train.objective import interpolate, next_token_loss, velocity_loss  # noqa: E402
 
+pytestmark = pytest.mark.draws
+
 LAYOUTS = ["dense", "8e2a1s", "16e4a2g"]
 PICTURES = {"image": ((2, 2), (8, 6)), "video": ((1, 2, 2), (3, 8, 6))}
 

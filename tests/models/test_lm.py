@@ -11,6 +11,8 @@ from torch.nn.functional import cross_entropy  # noqa: E402
 from complete_mue.apply.bind import bind  # noqa: E402
 from complete_mue.models import LanguageModel  # noqa: E402
 
+pytestmark = pytest.mark.draws
+
 VOCAB = 50
 LAYOUTS = ["dense", "8e2a", "8e8a", "8e2a1s", "16e4a2g", "16e4a2g1s", "dense@20+4e1a@24+8e2a@12"]
 

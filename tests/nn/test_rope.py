@@ -8,6 +8,8 @@ torch = pytest.importorskip("torch")
 
 from complete_mue.nn.rope import rotary_table, rotate  # noqa: E402
 
+pytestmark = pytest.mark.draws
+
 
 def test_products_depend_on_distance_alone() -> None:
     x, y = torch.randn(2, 1, 1, 16, dtype=torch.float64)

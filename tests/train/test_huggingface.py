@@ -17,6 +17,8 @@ from complete_mue.models.lm import LanguageModel  # noqa: E402
 from complete_mue.nn.router import RouterConfig  # noqa: E402
 from complete_mue.train.huggingface import export_huggingface, write_folder  # noqa: E402
 
+pytestmark = pytest.mark.draws
+
 LAYOUTS = {
     "dense@48": {},
     "8e2a@16": {},
