@@ -10,6 +10,7 @@ import math
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -314,3 +315,18 @@ def test_no_weight_decay_at_all() -> None:
     assert words[words.index("--weight-decay") + 1] == "0.0"
     groups = {(lr, wd_mult, eps) for _, lr, wd_mult, eps, _ in found["ROWS"].values()}
     assert len({wd_mult for _, wd_mult, _ in groups}) == len(groups)
+
+
+@pytest.mark.parametrize(
+    ("tool", "package", "pins"),
+    [
+        ("torchtitan", "torchtitan", "tests/tools.txt"),
+        ("megatron", "megatron-core", "tests/tools.txt"),
+        ("deepspeed", "deepspeed", "tests/tools.txt"),
+        ("hf", "transformers", "constraints.txt"),
+    ],
+)
+def test_checked_against_what_the_tests_install(tool: str, package: str, pins: str, root: Path) -> None:
+    """A header that names a version is a promise: the tests read the export back with that one."""
+    (pinned,) = re.findall(rf"^{package}==(.+)$", (root / pins).read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert re.search(rf"\b{re.escape(pinned)}\b", EXPORTS[tool].checked_against)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import complete_mue as mue
-from complete_mue.export import EXPORTS, export
+from complete_mue.export import export
 
 INSTALL = (
     "install torchtitan==0.3.0 without its dependencies, and tyro spmd_types==0.2.3 torch_checkpointing torchdata "
@@ -79,13 +79,6 @@ def check_init(model: torch.nn.Module, plan: mue.Plan) -> None:
         else:
             std = row.init_std / row.folded.route_scale
             assert parameter.std().item() == pytest.approx(std, rel=5 / parameter.numel() ** 0.5), name
-
-
-def test_checked_version() -> None:
-    from importlib.metadata import version
-
-    if EXPORTS["torchtitan"].checked_against.split()[1] != version("torchtitan"):
-        pytest.skip(f"another version is installed: {version('torchtitan')}")
 
 
 def test_every_parameter_has_its_row(tiny_plan: mue.Plan) -> None:
