@@ -36,7 +36,7 @@ def commands() -> list[str]:
     return [line.split(" #")[0].strip() for line in lines if line.strip()]
 
 
-@pytest.mark.parametrize("command", [c for c in commands() if c.startswith("mue ")])
+@pytest.mark.parametrize("command", [c for c in dict.fromkeys(commands()) if c.startswith("mue ")])
 def test_mue_commands_work(command: str) -> None:
     words = shlex.split(command)[1:]
     done = subprocess.run(

@@ -28,7 +28,10 @@ from complete_mue.models import LanguageModel  # noqa: E402
 from complete_mue.models.setup import BYTES, language_model_setup  # noqa: E402
 
 
-@pytest.mark.parametrize("axis", sorted(AXES))
+QUICK = ("width", "experts", "shared")  # the others take longer
+
+
+@pytest.mark.parametrize("axis", [a if a in QUICK else pytest.param(a, marks=pytest.mark.slow) for a in sorted(AXES)])
 def test_the_language_model_passes_along_every_axis(axis: str) -> None:
     result = mue.check(language_model_setup, axis)
     assert result.ok, verdict(result)

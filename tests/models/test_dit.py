@@ -47,7 +47,7 @@ def test_folded_and_multiplier_forms_train_alike(layout: str, kind: str) -> None
         mue.initialize(model, plan)
         optimizer = torch.optim.AdamW(mue.param_groups(model, plan))
         losses = []
-        for _ in range(8):
+        for _ in range(5):
             loss = velocity_loss(model(noisy, t, text), velocity, len(patch))
             optimizer.zero_grad()
             loss.backward()
