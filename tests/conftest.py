@@ -34,7 +34,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     count = metafunc.config.getoption("--seeds")
-    if count > 1 and not hasattr(metafunc.function, "hypothesis"):  # which draws for itself
+    once = metafunc.definition.get_closest_marker("numeric") or hasattr(metafunc.function, "hypothesis")
+    if count > 1 and not once:
         metafunc.parametrize("random_numbers", range(count), indirect=True, ids=lambda draw: f"draw {draw}")
 
 

@@ -16,6 +16,7 @@ from complete_mue.layout.tensors import VECTOR_ROLES, Role
 from complete_mue.report import find_sweeps, summarize
 from complete_mue.report.article import article, chapters, generated, shown
 from complete_mue.rules.layer import COLUMNS, COMPLETE_MUE
+from in_process import mue
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -39,9 +40,7 @@ def commands() -> list[str]:
 @pytest.mark.parametrize("command", [c for c in dict.fromkeys(commands()) if c.startswith("mue ")])
 def test_mue_commands_work(command: str) -> None:
     words = shlex.split(command)[1:]
-    done = subprocess.run(
-        [sys.executable, "-m", "complete_mue", *words], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = mue(*words, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stdout
 

@@ -27,7 +27,6 @@ from complete_mue.kernels.dispatch import KERNELS, choose, routed_experts  # noq
 from complete_mue.models import LanguageModel  # noqa: E402
 from complete_mue.models.setup import BYTES, language_model_setup  # noqa: E402
 
-
 QUICK = ("width", "experts", "shared")  # the others take longer
 
 

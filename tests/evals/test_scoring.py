@@ -153,6 +153,7 @@ def test_progress_reaches_the_end_once() -> None:
     assert seen[-1] == (10, 10) != seen[-2]
 
 
+@pytest.mark.numeric  # once: it reads the whole text
 def test_held_out_loss_is_that_of_every_window() -> None:
     small = ("shape.width=16", "shape.depth=1", "shape.head_dim=8", "task.sequence=4096", "budget.batch_tokens=4096")
     config = override(recipe("lm_tiny:8e2a"), *small)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from complete_mue.layout.files import read_reference
+from in_process import mue
 
 pytest.importorskip("torch")
 
@@ -17,11 +16,6 @@ TINY = (
     "shape.width=16", "shape.depth=1", "shape.head_dim=8", "shape.feed_forward=dense@16", "task.sequence=16",
     "budget.batch_tokens=64", "budget.steps=4", "betas=hold", "device=cpu",
 )  # fmt: skip
-
-
-def mue(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "complete_mue", *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=900, check=False)
 
 
 def settings(*changes: str) -> list[str]:
