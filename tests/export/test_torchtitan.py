@@ -135,7 +135,7 @@ def test_another_model_is_refused(tiny_plan: mue.Plan) -> None:
     module = run(tiny_plan)
     config = module.model_config()
     config.layers[1].moe.router.top_k = 2
-    with pytest.raises(ValueError, match="layer 1: the plan is for"):
+    with pytest.raises(ValueError, match="layer 1"):
         module.apply_plan(config)
     config = module.model_config()
     config.enable_weight_tying = True

