@@ -7,13 +7,17 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 # Two single-thread workers beat one with two threads on tensors this small.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
-.PHONY: quickstart test test-slow test-tools lint types format clean
+.PHONY: quickstart test test-portable test-slow test-tools lint types format clean
 
 quickstart: $(VENV)/.core
 	$(BIN)/mue quickstart
 
 test: $(VENV)/.dev lint types
 	$(PYTEST) -m "not slow"
+
+# The numerical tests as other machines would compute them, and with other random numbers.
+test-portable: $(VENV)/.dev
+	$(BIN)/python tests/portable.py
 
 test-slow: $(VENV)/.dev
 	$(PYTEST) -m slow

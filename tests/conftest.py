@@ -1,4 +1,4 @@
-"""Shared by all tests: the paper's large language model, and a hypothesis profile without time limits."""
+"""Shared by all tests: the paper's large language model, other random numbers on request, and what did not run."""
 
 from __future__ import annotations
 
@@ -18,6 +18,56 @@ with contextlib.suppress(ModuleNotFoundError):  # GPU machines may come without 
 
     settings.register_profile("mue", deadline=None, derandomize=True)
     settings.load_profile("mue")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seeds", type=int, default=1, help="run each test with N draws of torch's numbers")
+    parser.addoption("--without-onednn", action="store_true", help="torch computes without oneDNN")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--without-onednn"):
+        import torch
+
+        torch.backends.mkldnn.set_flags(False)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    count = metafunc.config.getoption("--seeds")
+    once = metafunc.definition.get_closest_marker("numeric") or hasattr(metafunc.function, "hypothesis")
+    if count > 1 and not once:
+        metafunc.parametrize("random_numbers", range(count), indirect=True, ids=lambda draw: f"draw {draw}")
+
+
+@pytest.fixture(autouse=True)
+def random_numbers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test sees what another drew; the draws of ``--seeds`` shift every seed, so that equal ones stay equal."""
+    if (torch := sys.modules.get("torch")) is None:
+        return
+    shift = getattr(request, "param", 0) * 0x9E3779B1  # odd: torch takes the last 32 bits of a seed
+    if shift:
+        seed_all = torch.manual_seed
+
+        class Shifted(torch.Generator):  # type: ignore[misc, name-defined]
+            def manual_seed(self, seed: int) -> Shifted:
+                super().manual_seed((seed + shift) % 2**63)
+                return self
+
+        monkeypatch.setattr(torch, "Generator", Shifted)
+        monkeypatch.setattr(torch, "manual_seed", lambda seed: seed_all((seed + shift) % 2**63))
+    torch.manual_seed(0)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What did not run, and what would run it."""
+    import not_run
+
+    reasons = [report.longrepr[2] for report in terminalreporter.stats.get("skipped", [])]
+    if "not slow" in terminalreporter.config.option.markexpr:
+        reasons.append("tests marked slow")
+    if reasons:
+        terminalreporter.write_sep("-", "did not run")
+        terminalreporter.write_line("\n".join(not_run.lines(reasons)))
 
 
 @pytest.fixture

@@ -9,13 +9,7 @@ from pathlib import Path
 import pytest
 
 import complete_mue as mue
-
-
-def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "complete_mue", *arguments]
-    environment = {**os.environ, "COLUMNS": "100"}
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, env=environment)
-
+from in_process import mue as run
 
 FILES = ("examples/lm_reference.toml", "examples/lm_large.toml")
 
@@ -128,6 +122,13 @@ def test_a_reader_that_leaves_is_no_error(root: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_errors_end_the_process_with_one_line_and_status_2(root: Path) -> None:
+    command = [sys.executable, "-m", "complete_mue", "layout", "64e8", "--width", "8"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == run(*command[3:], cwd=root).stderr
+
+
 def test_help_teaches(root: Path) -> None:
     top = run("--help", cwd=root).stdout
     assert run(cwd=root).stdout == top
@@ -163,4 +164,4 @@ def test_a_run_goes_on_with_its_own_config(tmp_path: Path) -> None:
     other = run("train", "lm_tiny", "--out", "run", "--resume", cwd=tmp_path)
     assert other.returncode == 2
     assert "betas = transfer, not hold" in other.stderr
-    assert "give one of lm_tiny" in run("train", cwd=tmp_path).stderr
+    assert "lm_tiny" in run("train", cwd=tmp_path).stderr

@@ -64,7 +64,7 @@ def test_plans(lm_plan: mue.Plan) -> None:
     dice = random.Random(3)
     text = lm_plan.to_json()
     junk = [None, -1, 0, "x", [], {}, True, 1e300, float("inf"), "dense", [[]]]
-    for number in range(1500):
+    for number in range(500):
         if number % 3 == 0:
             broken = mutated(text, dice)
         else:

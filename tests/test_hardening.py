@@ -264,7 +264,7 @@ def tar_of(path: Path, *members: tuple[str, bytes, bytes]) -> Path:
 @pytest.mark.parametrize("name", ["../out.jpg", "/out.jpg", "a/../../out.jpg", "a\\..\\out.jpg"])
 def test_archives_that_point_out_are_refused(tmp_path: Path, name: str) -> None:
     path = tar_of(tmp_path / "evil.tar", (name, tarfile.REGTYPE, b"x"), ("a.txt", tarfile.REGTYPE, b"y"))
-    with pytest.raises(FileError, match="points out of the archive"):
+    with pytest.raises(FileError, match=r"\.tar.*refused"):
         ImageTars(path)
     assert [found.name for found in tmp_path.iterdir()] == ["evil.tar"]
 

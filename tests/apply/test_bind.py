@@ -133,7 +133,7 @@ def test_experts_in_groups() -> None:
         layer.a, layer.b = (torch.nn.Parameter(torch.zeros(4, 8, 3)) for _ in range(2))
     table = "layers.*.{a,b} | expert_down | experts width <hidden>"
     assert str(mue.describe(model, mue.Family.define("groups", table, active=4)).main) == "8e4a2g"
-    with pytest.raises(BindError, match="3 activated experts in 2 groups"):
+    with pytest.raises(BindError, match=r"3 .* 2 groups"):
         mue.describe(model, mue.Family.define("groups", table, active=3))
 
 
@@ -155,7 +155,7 @@ def test_a_model_that_declares_itself() -> None:
     with pytest.raises(BindError, match=r"declared twice \['wte.weight'.*undeclared \['extra'\]"):
         bind(model, plan)
     model.tensors = lambda: [TensorSpec("gone", Role.BIAS, ("width",), None)]
-    with pytest.raises(BindError, match=r"declared but absent \['gone'\]; declare every parameter exactly once"):
+    with pytest.raises(BindError, match=r"absent \['gone'\]"):
         bind(model, plan)
 
 
@@ -243,15 +243,13 @@ def test_frozen_parameters_are_listed_and_still_show_the_shape() -> None:
 
 def test_unbound_parameters_are_listed() -> None:
     family = changed("    blocks.*.norm.weight   | norm          | width\n", "")
-    with pytest.raises(
-        BindError, match=r"2 parameters have no line .*'blocks.0.norm.weight', 'blocks.1.norm.weight'; add a line"
-    ):
+    with pytest.raises(BindError, match=r"2 .*'blocks.0.norm.weight', 'blocks.1.norm.weight'"):
         mue.describe(Mine(), family)
 
 
 def test_idle_lines_are_listed_with_the_nearest_name() -> None:
     family = mue.Family.define("mine", TABLE + "    ln_g.weight | norm | width\n", active=2)
-    with pytest.raises(BindError, match=r"1 lines .* match no parameter: 'ln_g.weight' \(did you mean 'ln_f.weight'\?"):
+    with pytest.raises(BindError, match=r"1 .*'ln_g.weight'.*'ln_f.weight'"):
         mue.describe(Mine(), family)
     optional = mue.Family.define("mine", TABLE + "  ? ln_g.weight | norm | width\n", active=2)
     assert mue.describe(Mine(), optional).width == 24
@@ -259,7 +257,7 @@ def test_idle_lines_are_listed_with_the_nearest_name() -> None:
 
 def test_two_lines_for_one_parameter() -> None:
     family = mue.Family.define("mine", TABLE + "blocks.*.{norm,extra}.weight | norm | width", active=2)
-    with pytest.raises(BindError, match=r"'blocks.0.norm.weight' matches several lines .*make one of them narrower"):
+    with pytest.raises(BindError, match=r"'blocks.0.norm.weight' .*several"):
         mue.describe(Mine(), family)
 
 
@@ -285,15 +283,15 @@ def test_lines_that_cannot_be_read() -> None:
     define = mue.Family.define
     with pytest.raises(BindError, match=r"write `name \| role \| axes`"):
         define("x", "a.weight | norm")
-    with pytest.raises(BindError, match="mark one axis as <fan-in>, not 2"):
+    with pytest.raises(BindError, match="<fan-in>, not 2"):
         define("x", "a.weight | dense_up | <hidden> <width>")
-    with pytest.raises(TransferError, match=r"role 'expert_dwn' \(did you mean 'expert_down'\?\)"):
+    with pytest.raises(TransferError, match=r"role 'expert_dwn'.*'expert_down'"):
         define("x", "a.weight | expert_dwn | width <hidden>")
     with pytest.raises(BindError, match=r"fourth column 'resid' \(did you mean 'residual'\?\)"):
         define("x", "a.weight | norm | width | resid")
-    with pytest.raises(BindError, match=r"native names 'expert_dwn' \(did you mean 'expert_down'\?\)"):
+    with pytest.raises(BindError, match=r"native .*'expert_dwn'.*'expert_down'"):
         define("x", "a.weight | norm | width", native={"expert_dwn": "c"})
-    with pytest.raises(BindError, match=r"fan_in_ratios\['hidden'\] = 0: give a number above 0"):
+    with pytest.raises(BindError, match=r"fan_in_ratios\['hidden'\] = 0"):
         define("x", "a.weight | dense_down | width <hidden>", fan_in_ratios={"hidden": 0})
 
 
@@ -341,7 +339,7 @@ def test_native_factors_come_from_the_config() -> None:
     assert native["blocks.0.proj.weight"].folded == pytest.approx(plain["blocks.0.proj.weight"].folded * 4)
     assert native["head.weight"].folded == plain["head.weight"].folded
     model.config.scale = 0
-    with pytest.raises(BindError, match=r"config.scale = 0: give a number above 0"):
+    with pytest.raises(BindError, match=r"config.scale = 0"):
         bind(model, plan, family)
 
 
@@ -357,11 +355,11 @@ def test_tied_weights() -> None:
     plan = plan_for(model)
     model.head.weight = model.wte.weight
     assert mue.describe(model, MINE) == plan.shape
-    with pytest.raises(BindError, match=r"tied weights: wte.weight = head.weight; .*tie_word_embeddings=False\)$"):
+    with pytest.raises(BindError, match=r"wte.weight = head.weight.*tie_word_embeddings=False\)$"):
         bind(model, plan, MINE)
     family = changed("|", "|", native={"readout": "1/logits_scaling"})
     model.config = SimpleNamespace(logits_scaling=1.0)
-    with pytest.raises(BindError, match=r"or set config.logits_scaling so that the model scales its logits itself"):
+    with pytest.raises(BindError, match=r"config.logits_scaling"):
         bind(model, plan, family)
     model.config.logits_scaling = plan.ratios.width  # now one tensor can serve as both
     binding = bind(model, plan, family)
@@ -371,18 +369,18 @@ def test_tied_weights() -> None:
 
 def test_plan_for_another_shape() -> None:
     model, other = Mine(), Mine(width=32)
-    with pytest.raises(BindError, match=r"plan is for width 32, depth 2, blocks 4e2a@20 x2, but the model is width 24"):
+    with pytest.raises(BindError, match=r"width 32, depth 2, blocks 4e2a@20 x2.* width 24"):
         mue.param_groups(model, plan_for(other), family=MINE)
-    with pytest.raises(BindError, match=r"8e2a@20 x2.*make the plan for this model \(shape = mue.describe\(model\)\)"):
+    with pytest.raises(BindError, match=r"8e2a@20 x2.*mue.describe\(model\)"):
         mue.initialize(model, plan_for(Mine(experts=8)), family=MINE)
 
 
 def test_unknown_models() -> None:
-    with pytest.raises(BindError, match=r"Mine \(no config.model_type\) is not a known family.*mixtral.*Family.define"):
+    with pytest.raises(BindError, match=r"Mine .*config.model_type.*mixtral.*Family.define"):
         mue.describe(Mine())
-    with pytest.raises(BindError, match=r"model_type 'mixtrall' \(did you mean 'mixtral'\?\) is not a known family"):
+    with pytest.raises(BindError, match=r"model_type 'mixtrall'.*'mixtral'"):
         mue.describe(SimpleNamespace(model_type="mixtrall"))
-    with pytest.raises(BindError, match=r"dict: give an nn\.Module or a Hugging Face config"):
+    with pytest.raises(BindError, match=r"dict: .*nn\.Module"):
         mue.describe({})
 
 
@@ -394,5 +392,5 @@ def test_unnormalized_own_routing() -> None:
     model.blocks = torch.nn.ModuleList(Unnormalized(24, 4, 20) for _ in range(2))
     with pytest.raises(BindError, match=r"do not sum to one .*so the route scale has no fixed meaning; call mue.norm"):
         bind(model, plan, changed("|", "|", normalized=False))
-    with pytest.raises(BindError, match=r"set config.norm_topk = True before the model is built"):
+    with pytest.raises(BindError, match=r"config.norm_topk = True"):
         bind(model, plan, changed("|", "|", normalized="norm_topk"))

@@ -195,7 +195,7 @@ def test_rank_of_latent_attention_can_be_held() -> None:
             assert row.eps == free[name].eps
         else:
             assert row == free[name]
-    with pytest.raises(BindError, match=r"names 'ranks', but the fan-ins .* rank, width"):
+    with pytest.raises(BindError, match=r"'ranks'.* rank, width"):
         dataclasses.replace(FAMILIES["deepseek_v3"], fan_in_ratios={"ranks": 1.0})
 
 
@@ -207,7 +207,7 @@ def test_heads_that_grow_need_their_own_scale() -> None:
     reference = tiny_reference()
     grown = dataclasses.replace(reference, shape=dataclasses.replace(reference.shape, head_dim=8))
     plan = mue.transfer(grown, shape, reference.budget)
-    with pytest.raises(BindError, match=r"by 0\.176777, the plan by 0\.0883883 .*set `module\.scaling = 0\.0883"):
+    with pytest.raises(BindError, match=r"0\.176777.* 0\.0883883 .*module\.scaling = 0\.0883"):
         mue.param_groups(model, plan)
     for module in model.modules():
         if hasattr(module, "scaling"):

@@ -19,6 +19,8 @@ import complete_mue as mue  # noqa: E402
 from complete_mue.apply.bind import tensors_of  # noqa: E402
 from stock_families import STOCK, tiny_model, tiny_plan  # noqa: E402
 
+pytestmark = pytest.mark.numeric
+
 STEPS, WARMUP, MAX_NORM = 50, 10, 0.1
 FAST = ["mixtral", "qwen3_moe", "qwen2_moe", "olmoe", "deepseek_v3", "glm4_moe", "gpt_oss", "granitemoe"]
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in STOCK if name not in FAST]

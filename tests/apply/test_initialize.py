@@ -15,6 +15,8 @@ from complete_mue.apply.initialize import initial_value  # noqa: E402
 from complete_mue.errors import BindError  # noqa: E402
 from complete_mue.layout import Role, TensorSpec  # noqa: E402
 
+pytestmark = pytest.mark.numeric
+
 FAMILY = mue.Family.define(
     "small",
     """
@@ -106,7 +108,7 @@ def test_frozen_parameters_are_untouched(plan: mue.Plan) -> None:
 def test_meta_parameters_are_refused_with_the_remedy(plan: mue.Plan) -> None:
     with torch.device("meta"):
         model = Small()
-    with pytest.raises(BindError, match=r"8 parameters are on the meta device, 'embed.weight' among them: call model"):
+    with pytest.raises(BindError, match=r"8 .*meta.*'embed.weight'.*to_empty"):
         mue.initialize(model, plan, family=FAMILY)
     loaded = values(mue.initialize(model.to_empty(device="cpu"), plan, family=FAMILY))
     built = values(mue.initialize(Small(), plan, family=FAMILY))

@@ -131,7 +131,7 @@ def test_every_picture_once_with_its_own_caption(tmp_path: Path, make: Callable[
             seen.append(number)
     assert sorted(seen) == list(range(COUNT))
     assert seen != sorted(seen)
-    with pytest.raises(RunError, match="one epoch holds 4 steps of 6 rows"):
+    with pytest.raises(RunError, match="4 steps of 6 rows"):
         whole.batch(4)
 
 
@@ -191,14 +191,14 @@ def test_clips_from_animations_and_arrays(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("width", "height"), [(20_000, 20_000), (9000, 9000), (2**31 - 1, 1)])
 def test_decompression_bombs_are_refused(width: int, height: int) -> None:
-    with pytest.raises(FileError, match=r"evil\.png: .*more than 67108864 pixels, perhaps a decompression bomb"):
+    with pytest.raises(FileError, match=r"evil\.png: .*67108864 pixels"):
         decode(bomb(width, height), "evil.png", (8, 8))
 
 
 @pytest.mark.parametrize("name", ["../evil.png", "/etc/evil.png", "a/../../evil.png", "a\\..\\evil.png"])
 def test_members_that_lead_out_of_a_tar_are_refused(tmp_path: Path, name: str) -> None:
     path = tar(tmp_path / "a.tar", {"ok.png": encoded(picture(1)), "ok.txt": b"ok", name: encoded(picture(2))})
-    with pytest.raises(FileError, match=r"a\.tar: member .* points out of the archive: refused"):
+    with pytest.raises(FileError, match=r"a\.tar: member .*refused"):
         ImageTars(path)
     assert [inside.name for inside in tmp_path.iterdir()] == ["a.tar"]
 
@@ -209,7 +209,7 @@ def test_links_and_devices_in_a_tar_are_refused(tmp_path: Path, kind: bytes) -> 
         info = tarfile.TarInfo("a.png")
         info.type, info.linkname = kind, "/etc/passwd"
         archive.addfile(info)
-    with pytest.raises(FileError, match=r"member 'a\.png' is not a plain file: refused"):
+    with pytest.raises(FileError, match=r"member 'a\.png' .*refused"):
         ImageTars(tmp_path / "a.tar")
 
 
@@ -218,7 +218,7 @@ def test_broken_tars_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileError, match=r"a\.png|no caption"):
         ImageTars(tar(tmp_path / "b.tar", {"a.png": encoded(picture(1))}))
     (tmp_path / "c.tar").write_bytes(b"not a tar at all" * 99)
-    with pytest.raises(FileError, match=r"c\.tar: not a readable \.tar"):
+    with pytest.raises(FileError, match=r"c\.tar: not "):
         ImageTars(tmp_path / "c.tar")
     import gzip
 
@@ -274,7 +274,7 @@ def test_broken_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="no pictures"):
         ImageFolder(tmp_path)
     (tmp_path / "a.png").write_bytes(encoded(picture(1)))
-    with pytest.raises(FileError, match=r"a\.png: no caption; write it into a\.txt beside it"):
+    with pytest.raises(FileError, match=r"a\.png: .*a\.txt"):
         ImageFolder(tmp_path)
     (tmp_path / "a.txt").write_bytes(b"\xff")
     with pytest.raises(FileError, match=r"a\.txt: not UTF-8"):
@@ -293,7 +293,7 @@ def test_broken_arrays_are_named(tmp_path: Path) -> None:
         with pytest.raises(FileError, match=says):
             ImageArrays(tmp_path / "a.npz")
     np.savez(tmp_path / "a.npz", pictures=np.zeros(3))
-    with pytest.raises(FileError, match=r"has no array 'images', only pictures\.npy"):
+    with pytest.raises(FileError, match=r"'images'.* pictures\.npy"):
         ImageArrays(tmp_path / "a.npz")
     (tmp_path / "a.npz").write_bytes(b"PK broken")
     with pytest.raises(FileError, match=r"not an \.npz of images"):
@@ -303,13 +303,11 @@ def test_broken_arrays_are_named(tmp_path: Path) -> None:
 def test_arrays_that_would_unpack_to_too_much_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("complete_mue.data.images.LARGEST_ARRAYS", 10_000)
     np.savez_compressed(tmp_path / "a.npz", images=np.zeros((100, 8, 8, 3), np.uint8))
-    with pytest.raises(FileError, match="unpacks to more than 10000 bytes"):
+    with pytest.raises(FileError, match="10000 bytes"):
         ImageArrays(tmp_path / "a.npz")
 
 
 def test_dataset_columns_are_named(tmp_path: Path) -> None:
     dataset(tmp_path)
-    with pytest.raises(
-        FileError, match=r"no column 'caption'; columns are image, text: give the right one as caption_"
-    ):
+    with pytest.raises(FileError, match=r"'caption'.*image, text.*caption_"):
         HubImages(tmp_path / "saved", caption_key="caption")

@@ -100,10 +100,10 @@ def test_parquet(tmp_path: Path, texts: list[str]) -> None:
     parquet.write_table(arrow.table({"text": texts, "n": range(200)}), tmp_path / "a.parquet", row_group_size=64)
     quiet(tmp_path / "a.parquet", tmp_path / "out")
     assert read_back(tmp_path / "out") == texts
-    with pytest.raises(FileError, match=r"no column 'txt' \(did you mean 'text'\?\); columns are text, n"):
+    with pytest.raises(FileError, match=r"'txt' .*'text'.* text, n"):
         quiet(tmp_path / "a.parquet", tmp_path / "other", text_key="txt")
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 not really PAR1")
-    with pytest.raises(FileError, match=r"bad\.parquet: not to be read as Parquet"):
+    with pytest.raises(FileError, match=r"bad\.parquet: .*Parquet"):
         quiet(tmp_path / "bad.parquet", tmp_path / "other")
 
 
@@ -118,7 +118,7 @@ def test_hugging_face_datasets(tmp_path: Path, texts: list[str], monkeypatch: py
     datasets.DatasetDict(train=made.select(range(150)), test=made.select(range(150, 200))).save_to_disk(tmp_path / "d")
     quiet(HubDataset(str(tmp_path / "d"), split="test"), tmp_path / "two")
     assert read_back(tmp_path / "two") == texts[150:]
-    with pytest.raises(FileError, match="no split 'dev'; it has train, test"):
+    with pytest.raises(FileError, match=r"'dev'.* train, test"):
         quiet(f"hf:{tmp_path / 'd'}:dev", tmp_path / "three")
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "train.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -173,7 +173,7 @@ def test_wide_vocabularies_are_stored_in_32_bits(tmp_path: Path) -> None:
 def test_which_token_ends_a_text_can_be_said(tmp_path: Path, bpe: Path) -> None:
     assert JsonTokenizer(bpe, end_of_text="<|padding|>").end_of_text == 0
     assert JsonTokenizer(bpe, end_of_text="<|padding|>").sha256 != JsonTokenizer(bpe).sha256
-    with pytest.raises(FileError, match=r"has no token '</s>'; its special tokens are '<\|padding\|>', '<\|endof"):
+    with pytest.raises(FileError, match=r"'</s>'.*'<\|padding\|>', '<\|endof"):
         JsonTokenizer(bpe, end_of_text="</s>")
     endless = json.loads(bpe.read_text())
     endless["added_tokens"] = []
@@ -203,7 +203,7 @@ def test_a_hub_name_is_fetched(bpe: Path, monkeypatch: pytest.MonkeyPatch) -> No
         raise OSError("no network\nsecond line")
 
     monkeypatch.setattr(hub, "hf_hub_download", offline)
-    with pytest.raises(FileError, match=r"not to be had from the hub \(no network\); give \"bytes\""):
+    with pytest.raises(FileError, match=r"no network.*\"bytes\""):
         load_tokenizer("EleutherAI/gpt-neox-20b")
 
 
@@ -218,7 +218,7 @@ def test_the_last_documents_are_held_out(tmp_path: Path, texts: list[str]) -> No
     assert read_back(out, "held_out") == texts[180:]
     assert manifest.documents("held_out") == 20
     assert len(manifest.splits["held_out"]) > 1
-    with pytest.raises(ShapeError, match="of 1 documents leaves none to train on"):
+    with pytest.raises(ShapeError, match="1 documents"):
         quiet(tmp_path / "a.txt", tmp_path / "other", held_out=0.1)
 
 
@@ -265,7 +265,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(
     status, children = killed(sources, out, name, 5)
     assert status == -signal.SIGKILL, "it ended before it could be killed"
     assert not (out / "manifest.json").exists()
-    with pytest.raises(FileError, match="did not finish; run the same"):
+    with pytest.raises(FileError, match="did not finish"):
         Manifest.read(out)
     kept = {path.name: path.stat().st_mtime_ns for path in sorted(out.glob("train-*.bin"))[:4]}
     (out / ".train-00099.bin.part").write_bytes(b"half")
@@ -338,7 +338,7 @@ def test_a_second_process_is_refused(tmp_path: Path) -> None:
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
-        with pytest.raises(RunError, match=rf"another process \(pid {process.pid}\) is at work there"):
+        with pytest.raises(RunError, match=rf"pid {process.pid}"):
             quiet(tmp_path / "a.txt", tmp_path / "out")
         process.kill()
         process.wait()
@@ -357,7 +357,7 @@ def test_a_full_disk_is_said_and_leaves_nothing_half_written(tmp_path: Path) -> 
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert "RunError" in done.stderr
-    assert "cannot be written (File too large); make room and run the same again" in done.stderr
+    assert "(File too large)" in done.stderr
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [".lock", "progress.json"]
 
 
@@ -372,7 +372,7 @@ def test_a_finished_folder_is_left_alone_and_another_one_refused(tmp_path: Path,
     source.rename(tmp_path / "renamed.txt")
     assert quiet(tmp_path / "renamed.txt", out) == first
     assert stamps == {path.name: path.stat().st_mtime_ns for path in out.iterdir() if path.name != ".lock"}
-    with pytest.raises(FileError, match=r"begun with another shard_tokens \(16777216, now 5\); give another folder"):
+    with pytest.raises(FileError, match=r"shard_tokens \(16777216, now 5\)"):
         quiet(tmp_path / "renamed.txt", out, shard_tokens=5)
     source.write_text("other text")
     with pytest.raises(FileError, match="begun with another source"):
@@ -397,13 +397,13 @@ def test_a_broken_record_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "a.txt").write_text("text")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "progress.json").write_text(content, encoding="latin-1")
-    with pytest.raises(FileError, match=r"progress\.json: not a record of an unfinished"):
+    with pytest.raises(FileError, match=r"progress\.json: not "):
         quiet(tmp_path / "a.txt", tmp_path / "out")
 
 
 def test_strange_files_are_not_written_among(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
-    with pytest.raises(FileError, match=r"holds 'a\.txt', which mue data prepare did not write; give an empty folder"):
+    with pytest.raises(FileError, match=r"'a\.txt'.*mue data prepare"):
         quiet(tmp_path / "a.txt", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
@@ -444,14 +444,14 @@ def test_mistakes_are_named(tmp_path: Path, name: str, content: bytes, options: 
 
 
 def test_missing_sources_are_named(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match=r"no such file or folder; a Hugging Face dataset is written hf:NAME"):
+    with pytest.raises(FileError, match=r"no such file.*hf:NAME"):
         quiet(tmp_path / "nowhere.txt", tmp_path / "out")
     with pytest.raises(FileError, match="no sources"):
         quiet([], tmp_path / "out")
     with pytest.raises(FileError, match="write hf:NAME"):
         quiet("hf:a:b:c:d", tmp_path / "out")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FileError, match="no documents; a folder's files are read if they end in"):
+    with pytest.raises(FileError, match="no documents"):
         quiet(tmp_path / "empty", tmp_path / "out")
 
 
@@ -460,11 +460,11 @@ def test_documents_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("complete_mue.data.documents._BLOCK", 4096)
     with gzip.open(tmp_path / "bomb.txt.gz", "wb") as file:
         file.write(b"0" * 10**6)
-    with pytest.raises(FileError, match=r"bomb\.txt\.gz: a document of more than 10000 bytes; give the separator"):
+    with pytest.raises(FileError, match=r"bomb\.txt\.gz: .*10000 bytes.*separator"):
         quiet(tmp_path / "bomb.txt.gz", tmp_path / "out")
     with gzip.open(tmp_path / "bomb.jsonl.gz", "wb") as file:
         file.write(b"0" * 10**6)
-    with pytest.raises(FileError, match="a line of more than 10000 bytes"):
+    with pytest.raises(FileError, match=r"line .*10000 bytes"):
         quiet(tmp_path / "bomb.jsonl.gz", tmp_path / "out")
 
 
@@ -472,7 +472,7 @@ def test_documents_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_broken_tokenizer_is_named(tmp_path: Path, content: bytes) -> None:
     pytest.importorskip("tokenizers")
     (tmp_path / "tokenizer.json").write_bytes(content)
-    with pytest.raises(FileError, match=r"tokenizer\.json: not a Hugging Face tokenizer\.json"):
+    with pytest.raises(FileError, match=r"tokenizer\.json: not "):
         load_tokenizer(tmp_path)
 
 
@@ -487,7 +487,7 @@ def test_a_worker_that_dies_is_said(tmp_path: Path, bpe: Path, monkeypatch: pyte
 
     monkeypatch.setattr(worker._Worker, "documents", dying)
     (tmp_path / "a.txt").write_text("text " * random.Random(0).randint(10, 20))
-    with pytest.raises(RunError, match=r"ended with status -9 \(killed, perhaps for want of memory"):
+    with pytest.raises(RunError, match=r"status -9 .*memory"):
         quiet(tmp_path / "a.txt", tmp_path / "out", tokenizer=bpe)
 
 
@@ -509,12 +509,12 @@ def test_describe(tmp_path: Path, texts: list[str]) -> None:
     assert summary.to_dict()["vocabulary"] == 257
     assert "100 documents" in str(summary)
     json.dumps(summary.to_dict())
-    with pytest.raises(FileError, match=r"no manifest\.json; give a folder that `mue data prepare` wrote"):
+    with pytest.raises(FileError, match=r"manifest\.json.*mue data prepare"):
         describe(tmp_path)
 
 
 def test_a_missing_package_is_said() -> None:
-    with pytest.raises(MueError, match=r"Parquet needs no_such_package .*pip install no_such_package"):
+    with pytest.raises(MueError, match=r"Parquet .*pip install no_such_package"):
         need("no_such_package.inner", "Parquet")
 
 

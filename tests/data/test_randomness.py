@@ -71,7 +71,7 @@ def test_repeated_epochs_have_their_own_order() -> None:
 
 
 def test_past_the_end_says_how_many_steps_there_are() -> None:
-    with pytest.raises(RunError, match=r"step 12 is past the end: one epoch holds 12 steps of 8 rows"):
+    with pytest.raises(RunError, match=r"step 12 .*12 steps of 8 rows"):
         Sampling(100, Rows(8)).indices(12)
 
 

@@ -131,7 +131,7 @@ def test_clips_are_the_same_for_every_number_of_ranks() -> None:
 
 
 def test_impossible_sizes_are_named() -> None:
-    with pytest.raises(ShapeError, match="size = 4: give at least 8 pixels"):
+    with pytest.raises(ShapeError, match=r"size = 4: .* 8 "):
         Scenes(size=4)
     with pytest.raises(ShapeError, match="frames = 0"):
         MovingSprites(frames=0)

@@ -75,7 +75,7 @@ def test_batches_depend_on_the_step_alone(folder: Path) -> None:
 
 def test_the_end_of_the_epoch(folder: Path) -> None:
     data = TextData(folder, sequence=16, rows=4)
-    with pytest.raises(RunError, match=rf"one epoch holds {len(data)} steps of 4 rows"):
+    with pytest.raises(RunError, match=rf"{len(data)} steps of 4 rows"):
         data.batch(len(data))
     again = TextData(folder, sequence=16, rows=4, epochs="repeat")
     assert torch.equal(again.batch(0), data.batch(0))
@@ -106,15 +106,15 @@ def test_damage_is_named(folder: Path) -> None:
     shard = folder / "train-00003.bin"
     content = shard.read_bytes()
     shard.write_bytes(content[:-2])
-    with pytest.raises(FileError, match=r"train-00003\.bin: \d+ bytes, but \d+ tokens need \d+: cut off or changed"):
+    with pytest.raises(FileError, match=r"train-00003\.bin: \d+ bytes, .*\d+ tokens .*\d+"):
         TextData(folder, sequence=8, rows=1)
     shard.write_bytes(bytes([content[0] ^ 1]) + content[1:])
     TextData(folder, sequence=8, rows=1)
-    with pytest.raises(FileError, match=r"train-00003\.bin: its checksum is not the manifest's"):
+    with pytest.raises(FileError, match=r"train-00003\.bin: .*checksum"):
         TextData(folder, sequence=8, rows=1, verify=True)
     shard.write_bytes(b"\xff" * len(content))
     data = TextData(folder, sequence=8, rows=1)
-    with pytest.raises(FileError, match=r"holds the id 65535, but the vocabulary ends at 256.*verify=True"):
+    with pytest.raises(FileError, match=r"65535.* 256.*verify=True"):
         data.at(np.arange(data.windows))
     shard.unlink()
     with pytest.raises(FileError, match=r"train-00003\.bin: No such file"):
@@ -122,15 +122,15 @@ def test_damage_is_named(folder: Path) -> None:
 
 
 def test_mistakes_are_named(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(FileError, match="no split 'test'; it has train, held_out"):
+    with pytest.raises(FileError, match=r"'test'.* train, held_out"):
         TextData(folder, sequence=8, rows=1, split="test")
     with pytest.raises(RunError, match="fewer than one window"):
         TextData(folder, sequence=10**6, rows=1)
-    with pytest.raises(RunError, match="fewer than one batch of 1000000 rows"):
+    with pytest.raises(RunError, match="1000000 rows"):
         TextData(folder, sequence=8, rows=10**6)
     with pytest.raises(MueError, match="sequence = 0"):
         TextData(folder, sequence=0, rows=1)
-    with pytest.raises(FileError, match="give a folder that `mue data prepare` wrote"):
+    with pytest.raises(FileError, match="mue data prepare"):
         TextData(tmp_path / "nowhere", sequence=8, rows=1)
 
 

@@ -22,15 +22,18 @@ from complete_mue.train.config import override  # noqa: E402
 from complete_mue.train.objective import next_token_loss  # noqa: E402
 from complete_mue.train.task import build  # noqa: E402
 
+pytestmark = pytest.mark.draws
+
 BYTES = ByteTokenizer()
 LAYOUTS = ("dense@32", "8e2a@16", "8e4a2g1s@16")
 LONGEST = 48
+NOISE = 2e-6  # of one token's log-likelihood: it is taken in float32 from float64 logits
 
 
 def small_model(layout: str) -> LanguageModel:
     torch.manual_seed(0)
     model = LanguageModel(ModelShape(32, 2, FeedForward.parse(layout), head_dim=16), BYTES.vocab)
-    return model.eval()
+    return model.double().eval()  # where padding's part in a sum tips no choice
 
 
 def pairs(count: int, longest: int = 30) -> list[tuple[str, str]]:
@@ -54,12 +57,12 @@ def plain(model: LanguageModel, context: list[int], continuation: list[int]) -> 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("batch_tokens", [1, 200, 10_000])
 def test_loglikelihoods_equal_a_plain_forward(layout: str, batch_tokens: int) -> None:
-    model, asked = small_model(layout), pairs(40)
+    model, asked = small_model(layout), pairs(15)
     found = Scorer(model, BYTES, 2 * LONGEST, batch_tokens=batch_tokens).loglikelihoods(asked)
     for (context, continuation), (total, greedy) in zip(asked, found, strict=True):
         kept = context.rstrip()
         expected = plain(model, BYTES.encode(kept), BYTES.encode(context[len(kept) :] + continuation))
-        assert total == pytest.approx(expected[0], abs=1e-5, rel=0)
+        assert total == pytest.approx(expected[0], abs=NOISE * len(BYTES.encode(context + continuation)), rel=0)
         assert greedy == expected[1]
     assert {greedy for _, greedy in Scorer(model, BYTES, LONGEST).token_loglikelihoods(_greedy(model))} == {True}
 
@@ -79,7 +82,7 @@ def test_what_follows_a_token_does_not_change_it() -> None:
         alone = model(tokens[:, :9])
         for filler in (0, 97, BYTES.end_of_text):
             padded = torch.cat([tokens[:, :9], torch.full((4, 30), filler)], dim=1)
-            assert torch.allclose(model(padded)[:, :9], alone, atol=1e-5)
+            assert torch.allclose(model(padded)[:, :9], alone, rtol=0, atol=1e-12)
 
 
 def test_long_contexts_lose_their_beginning() -> None:
@@ -88,7 +91,7 @@ def test_long_contexts_lose_their_beginning() -> None:
     (context, continuation) = ("abc " * 40 + "x", " é")
     tokens = BYTES.encode(context + continuation)[-LONGEST - 1 :]
     expected = plain(model, tokens[:-3], tokens[-3:])
-    assert scorer.loglikelihoods([(context, continuation)])[0][0] == pytest.approx(expected[0], abs=1e-5)
+    assert scorer.loglikelihoods([(context, continuation)])[0][0] == pytest.approx(expected[0], abs=3 * NOISE)
 
 
 def test_continuations_longer_than_the_model_are_scored_whole() -> None:
@@ -99,20 +102,21 @@ def test_continuations_longer_than_the_model_are_scored_whole() -> None:
         whole = [BYTES.end_of_text, *tokens[: first + LONGEST]][-LONGEST - 1 :]
         part = tokens[first : first + LONGEST]
         expected += plain(model, whole[: -len(part)], part)[0]
-    assert Scorer(model, BYTES, LONGEST).rolling([text]) == [pytest.approx(expected, rel=1e-6)]
-    assert Scorer(model, BYTES, LONGEST).loglikelihoods([("", text)])[0][0] == pytest.approx(expected, rel=1e-6)
+    assert Scorer(model, BYTES, LONGEST).rolling([text]) == [pytest.approx(expected, abs=NOISE * len(tokens))]
+    (found,) = Scorer(model, BYTES, LONGEST).loglikelihoods([("", text)])
+    assert found[0] == pytest.approx(expected, abs=NOISE * len(tokens))
 
 
 def test_an_empty_context_is_an_end_of_text() -> None:
     model = small_model("dense@32")
     (found,) = Scorer(model, BYTES, LONGEST).loglikelihoods([("", "ab")])
-    assert found[0] == pytest.approx(plain(model, [BYTES.end_of_text], BYTES.encode("ab"))[0], abs=1e-5)
+    assert found[0] == pytest.approx(plain(model, [BYTES.end_of_text], BYTES.encode("ab"))[0], abs=2 * NOISE)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_generation_of_many_lengths_equals_one_at_a_time(layout: str) -> None:
     model = small_model(layout)
-    requests = [Generation(context, (), most) for (context, _), most in zip(pairs(12, 20), [3, 9, 14] * 4, strict=True)]
+    requests = [Generation(context, (), most) for (context, _), most in zip(pairs(6, 20), [3, 9, 14] * 2, strict=True)]
     expected = []
     for request in requests:
         tokens = BYTES.encode(request.context)
@@ -149,6 +153,7 @@ def test_progress_reaches_the_end_once() -> None:
     assert seen[-1] == (10, 10) != seen[-2]
 
 
+@pytest.mark.numeric  # once: it reads the whole text
 def test_held_out_loss_is_that_of_every_window() -> None:
     small = ("shape.width=16", "shape.depth=1", "shape.head_dim=8", "task.sequence=4096", "budget.batch_tokens=4096")
     config = override(recipe("lm_tiny:8e2a"), *small)
@@ -157,9 +162,9 @@ def test_held_out_loss_is_that_of_every_window() -> None:
     with torch.no_grad():
         tokens = data.at(np.arange(data.windows))
         want = torch.stack([next_token_loss(model(row[None, :-1]), row[None]) for row in tokens])
-    for batch_tokens in (1, 10_000):
-        found = held_out_loss(config, Scorer(model, BYTES, 4096, batch_tokens=batch_tokens), lambda done, total: None)
-        assert found.loss == pytest.approx(float(want.mean()), rel=1e-5)
-        assert found.error == pytest.approx(float(want.std()) / len(want) ** 0.5, rel=1e-3)
-        assert (found.windows, found.tokens) == (data.windows, data.windows * 4096)
-        assert found.bits_per_byte == pytest.approx(found.loss / math.log(2), rel=0.01)  # a token is a byte
+    found = held_out_loss(config, Scorer(model, BYTES, 4096, batch_tokens=10_000), lambda done, total: None)
+    # In float32 a token here and there may be routed elsewhere; a mean over so many does not notice.
+    assert found.loss == pytest.approx(float(want.mean()), rel=1e-4)
+    assert found.error == pytest.approx(float(want.std()) / len(want) ** 0.5, rel=1e-2)
+    assert (found.windows, found.tokens) == (data.windows, data.windows * 4096)
+    assert found.bits_per_byte == pytest.approx(found.loss / math.log(2), rel=0.01)  # a token is a byte

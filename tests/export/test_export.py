@@ -10,6 +10,7 @@ import math
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -132,7 +133,7 @@ def test_registry_names_its_tools() -> None:
 
 
 def test_unknown_tool_names_the_nearest(tiny_plan: mue.Plan) -> None:
-    with pytest.raises(TransferError, match=r"'torchtitn' \(did you mean 'torchtitan'\?\): tools are torchtitan, mega"):
+    with pytest.raises(TransferError, match=r"'torchtitn'.*'torchtitan'.*megatron"):
         export(tiny_plan, "torchtitn")
 
 

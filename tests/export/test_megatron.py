@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import complete_mue as mue
-from complete_mue.export import EXPORTS, export
+from complete_mue.export import export
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 with warnings.catch_warnings():
@@ -86,13 +86,6 @@ def model(module: types.ModuleType, one_process: None) -> Any:
     )  # fmt: skip
 
 
-def test_checked_version() -> None:
-    from importlib.metadata import version
-
-    if version("megatron-core") not in EXPORTS["megatron"].checked_against:
-        pytest.skip(f"another version is installed: {version('megatron-core')}")
-
-
 def test_keys_are_disjoint_and_cover_the_model(module: types.ModuleType, model: Any) -> None:
     keys = module.config_overrides()
     for name, parameter in model.named_parameters():
@@ -150,7 +143,7 @@ def test_initialize(module: types.ModuleType, model: Any, tiny_plan: mue.Plan) -
 
 
 def test_an_unknown_parameter_is_an_error(module: types.ModuleType, one_process: None) -> None:
-    with pytest.raises(ValueError, match="has 0 rows in the plan"):
+    with pytest.raises(ValueError, match="0 rows"):
         module.initialize(torch.nn.Linear(2, 2))
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import complete_mue as mue
-from complete_mue.export import EXPORTS, export
+from complete_mue.export import export
 
 INSTALL = (
     "install torchtitan==0.3.0 without its dependencies, and tyro spmd_types==0.2.3 torch_checkpointing torchdata "
@@ -81,13 +81,6 @@ def check_init(model: torch.nn.Module, plan: mue.Plan) -> None:
             assert parameter.std().item() == pytest.approx(std, rel=5 / parameter.numel() ** 0.5), name
 
 
-def test_checked_version() -> None:
-    from importlib.metadata import version
-
-    if EXPORTS["torchtitan"].checked_against.split()[1] != version("torchtitan"):
-        pytest.skip(f"another version is installed: {version('torchtitan')}")
-
-
 def test_every_parameter_has_its_row(tiny_plan: mue.Plan) -> None:
     module = run(tiny_plan)
     model = build(module.model_config())
@@ -142,7 +135,7 @@ def test_another_model_is_refused(tiny_plan: mue.Plan) -> None:
     module = run(tiny_plan)
     config = module.model_config()
     config.layers[1].moe.router.top_k = 2
-    with pytest.raises(ValueError, match="layer 1: the plan is for"):
+    with pytest.raises(ValueError, match="layer 1"):
         module.apply_plan(config)
     config = module.model_config()
     config.enable_weight_tying = True

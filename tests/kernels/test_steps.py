@@ -32,7 +32,7 @@ class TestTopExperts:
         score = torch.randn(2, rows, experts, device="cuda")
         got = top_experts(score, active)
         assert got is not None
-        assert torch.equal(got, score.topk(active).indices)
+        assert torch.equal(score.gather(-1, got), score.topk(active).values)  # equal scores may come in any order
 
     def test_ties_and_rows_without_a_number_give_distinct_experts(self, rows: int, experts: int, active: int) -> None:
         score = torch.zeros(rows, experts, device="cuda")

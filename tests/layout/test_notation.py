@@ -95,5 +95,5 @@ def test_layers() -> None:
         ModelShape(64, 3, shape.blocks)
     with pytest.raises(ShapeError, match="at most the depth"):
         ModelShape(64, 4, moe, dense_layers=5)
-    with pytest.raises(ShapeError, match="beside one block per layer"):
+    with pytest.raises(ShapeError, match="dense_layers"):
         ModelShape(64, 4, shape.blocks, dense_layers=1)

@@ -11,6 +11,8 @@ from complete_mue.models import DiffusionTransformer  # noqa: E402
 from complete_mue.models.sampling import euler, heun, sample  # noqa: E402
 from complete_mue.train.objective import interpolate, next_token_loss, velocity_loss  # noqa: E402
 
+pytestmark = pytest.mark.draws
+
 LAYOUTS = ["dense", "8e2a1s", "16e4a2g"]
 PICTURES = {"image": ((2, 2), (8, 6)), "video": ((1, 2, 2), (3, 8, 6))}
 
@@ -45,7 +47,7 @@ def test_folded_and_multiplier_forms_train_alike(layout: str, kind: str) -> None
         mue.initialize(model, plan)
         optimizer = torch.optim.AdamW(mue.param_groups(model, plan))
         losses = []
-        for _ in range(20):
+        for _ in range(5):
             loss = velocity_loss(model(noisy, t, text), velocity, len(patch))
             optimizer.zero_grad()
             loss.backward()
@@ -85,7 +87,7 @@ def test_patches_come_back(kind: str) -> None:
     tokens, grid = model._patches(x)
     assert tokens.shape == (3, torch.tensor(grid).prod(), 3 * torch.tensor(patch).prod())
     assert torch.equal(model._image(tokens, grid), x)
-    with pytest.raises(mue.MueError, match="divisible by the patch"):
+    with pytest.raises(mue.MueError, match=r"patch \("):
         model._patches(x[..., :-1])
 
 
@@ -124,7 +126,7 @@ def test_sampling_is_deterministic_and_guided() -> None:
 
     assert torch.equal(draw(), draw())
     assert not torch.allclose(draw(guidance=3.0), draw())
-    with pytest.raises(mue.MueError, match="give one of euler, heun"):
+    with pytest.raises(mue.MueError, match="euler, heun"):
         draw(sampler="rk4")
 
 

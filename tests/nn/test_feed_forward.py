@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 import pickle
+import random
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from complete_mue.errors import KernelError, ShapeError
@@ -28,7 +27,7 @@ LAYOUTS = {
     "hybrid": Spec.parse("dense@12+8e2a@8+4e1a@4+6e3a@8"),
 }
 # Torch says this once on CPUs without bfloat16 products, and computes all the same.
-pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")
+pytestmark = [pytest.mark.draws, pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")]
 COMPILES = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 
 
@@ -121,28 +120,28 @@ def test_kernels_agree_on_every_gradient_by_name(layout: str, dtype: torch.dtype
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_replicas_equal_solo_layers(layout: str) -> None:
-    many = block(layout, replicas=3)
-    x = tokens(3, 2, 5, WIDTH).requires_grad_()
+    many = block(layout, replicas=3, dtype=torch.float64)  # where the order of a sum tips no choice of experts
+    x = tokens(3, 2, 5, WIDTH, dtype=torch.float64).requires_grad_()
     y = many(x)
     assert y.shape == x.shape
     together = gradients(many, y, x)
     direction = torch.cos(torch.arange(y.numel(), dtype=torch.float64)).view_as(y).to(y.dtype)
     for k in range(3):
-        solo = block(layout)
+        solo = block(layout, dtype=torch.float64)
         solo.load_state_dict({name: value[k] for name, value in many.state_dict().items()})
         xk = x.detach()[k].requires_grad_()
         yk = solo(xk)
         named = dict(solo.named_parameters()) | {"x": xk}
         grads = dict(zip(named, torch.autograd.grad(yk, list(named.values()), direction[k]), strict=True))
-        assert_same({"y": y[k]} | {n: g[k] for n, g in together.items()}, {"y": yk} | grads, 1e-5)
+        assert_same({"y": y[k]} | {n: g[k] for n, g in together.items()}, {"y": yk} | grads, 1e-12)
 
 
 @pytest.mark.parametrize("layout", ["dense", "grouped", "hybrid"])
 def test_replicas_share_an_input(layout: str) -> None:
-    many, x = block(layout, replicas=3), tokens(7, WIDTH)
+    many, x = block(layout, replicas=3, dtype=torch.float64), tokens(7, WIDTH, dtype=torch.float64)
     y = many(x)
     assert y.shape == (3, 7, WIDTH)
-    torch.testing.assert_close(y, many(x.expand(3, 7, WIDTH)), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(y, many(x.expand(3, 7, WIDTH)), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("shared", [0, 2])
@@ -188,19 +187,18 @@ def test_gradcheck(layout: str) -> None:
     assert torch.autograd.gradcheck(call, (x, *layer.parameters()))
 
 
-layouts = st.builds(
-    lambda branches, groups: Spec(tuple(branches), tuple(groups)) if branches or groups else Spec.dense(4),
-    st.lists(st.integers(1, 9), max_size=2),
-    st.lists(
-        st.builds(lambda n, a, h: RoutedGroup(max(n, a), min(n, a), h), *[st.integers(1, 6)] * 2, st.integers(1, 5)),
-        max_size=3,
-    ),
-)
+def some_layout(dice: random.Random) -> Spec:
+    branches = tuple(dice.randint(1, 9) for _ in range(dice.randint(0, 2)))
+    pairs = [sorted((dice.randint(1, 6), dice.randint(1, 6))) for _ in range(dice.randint(0, 3))]
+    groups = tuple(RoutedGroup(most, least, dice.randint(1, 5)) for least, most in pairs)
+    return Spec(branches, groups) if branches or groups else Spec.dense(4)
 
 
-@settings(max_examples=60)
-@given(layouts, st.integers(1, 9), st.integers(0, 1000))
-def test_any_layout_is_the_formula(spec: Spec, width: int, seed: int) -> None:
+@pytest.mark.numeric  # once: these are draws already
+@pytest.mark.parametrize("seed", range(60))
+def test_any_layout_is_the_formula(seed: int) -> None:
+    dice = random.Random(seed)
+    spec, width = some_layout(dice), dice.randint(1, 9)
     layer = block(spec, seed, width, output=1.5, dtype=torch.float64)
     x = tokens(3, width, dtype=torch.float64, seed=seed)
     torch.testing.assert_close(layer(x), formula(layer, x), rtol=1e-10, atol=1e-12)

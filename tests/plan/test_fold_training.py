@@ -6,6 +6,8 @@ import pytest
 
 import complete_mue as mue
 
+pytestmark = pytest.mark.draws
+
 torch = pytest.importorskip("torch")
 
 

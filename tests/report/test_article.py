@@ -82,11 +82,11 @@ def test_the_verdict_on_everything(runs: Path) -> None:
     first = lines[0]
     width = next(curve for curve in found[1].scans[0].curves if curve.target == "16e4a")
     assert first.startswith("Language model, learning rate: the dense optimum served 4 of 5 layouts on 2 axes")
-    assert f"the largest drift is {plain(drift_cell(width))} octaves (16e4a, Width)" in first
-    assert f"the largest regret {plain(regret_cell(width))} nats (16e4a, Width)" in first
+    assert f"{plain(drift_cell(width))} octaves (16e4a, Width)" in first
+    assert f"{plain(regret_cell(width))} nats (16e4a, Width)" in first
     assert any(line.startswith("Missed: 16e4a (Width: regret at least") for line in lines)
     sp = next(line for line in lines if line.startswith("sp served"))
-    assert "higher than that of complete_mue on average" in sp
+    assert "higher than that of complete_mue" in sp
     assert sp.endswith("There (Activated experts) complete_mue served all 3 layouts.")
     assert any(line.startswith("Diffusion transformer, learning rate") for line in lines)
     assert any(line.startswith(("Too small a budget to tell: ", "Open, ")) for line in lines[-3:])

@@ -19,6 +19,8 @@ from complete_mue.report.curves import Curve, fit_curve
 from complete_mue.report.summary import _judged
 from complete_mue.report.values import Noise, ValuePoint, curve_noise, scan_noise
 
+pytestmark = pytest.mark.numeric
+
 STEPS = range(-3, 4)
 SHAPES: dict[str, Callable[[float], float]] = {
     "parabola": lambda x: 0.03 * x * x,

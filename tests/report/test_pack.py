@@ -115,7 +115,7 @@ def test_a_packed_file_never_loses_points(sweep_folder: Write, tmp_path: Path) -
     large, small = sweep_folder("large", drifts=TWO, seeds=2), sweep_folder("small", drifts=TWO, seeds=1)
     (path,) = pack_sweeps([large], kept)
     before = path.read_bytes()
-    with pytest.raises(FileError, match=r"holds 21 points that .*small does not"):
+    with pytest.raises(FileError, match=r"21 .*small"):
         pack_sweeps([small], kept)
     assert path.read_bytes() == before
     assert pack_sweeps([path, small], kept) == [path]

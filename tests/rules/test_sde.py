@@ -62,7 +62,7 @@ def test_measured_load() -> None:
     assert plan.sde_with_load([1.0, 1.0, 0.0, 0.0]).maximum == math.inf
     with pytest.raises(mue.MueError, match="one per expert"):
         plan.sde_with_load([1.0])
-    with pytest.raises(mue.MueError, match="sums to active = 2"):
+    with pytest.raises(mue.MueError, match="active = 2"):
         plan.sde_with_load([1.0] * 4)
 
 

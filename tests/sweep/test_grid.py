@@ -64,7 +64,7 @@ def test_mistakes() -> None:
         Sweep("t", "T", "a", "tiny", (Target("a", 1, config), Target("b", 2, config)), (Scan("lr", (1e-3,)),)).points()
     with pytest.raises(mue.MueError, match="did you mean 'capacity'"):
         figure("capacty", base_config("lm", "tiny"), "tiny")
-    with pytest.raises(mue.MueError, match="give one of tiny, small, paper"):
+    with pytest.raises(mue.MueError, match="tiny, small, paper"):
         base_config("lm", "huge")
 
 
@@ -108,7 +108,7 @@ def test_a_tuned_reference_brings_its_shape_and_values() -> None:
     assert (base.shape, base.budget, base.reference.hyper.lr) == (given.shape, given.budget, 3e-3)
     assert figure("activated", base, "tiny").scans[0].values == octaves(3e-3, 2)
     free = dataclasses.replace(given, hyper=dataclasses.replace(given.hyper, weight_decay=0.0))
-    with pytest.raises(mue.MueError, match=r"weight_decay: .*: give values above zero"):
+    with pytest.raises(mue.MueError, match=r"weight_decay: "):
         figure("activated", base_config("lm", "tiny", free), "tiny", hypers=["weight_decay"])
 
 

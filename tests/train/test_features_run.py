@@ -50,7 +50,7 @@ def test_latents_of_a_real_autoencoder(tmp_path: Path) -> None:
     assert draw(run, tmp_path / "picture", prompt="a red circle on black").read_bytes().startswith(b"\x89PNG")
 
     shutil.move(tmp_path / "vae", tmp_path / "elsewhere")
-    with pytest.raises(RunError, match=r"made by the autoencoder '.*vae', without which .* --autoencoder"):
+    with pytest.raises(RunError, match=r"'.*vae'.* --autoencoder"):
         draw(run, tmp_path / "picture.png")
     assert draw(run, tmp_path / "moved.png", autoencoder=str(tmp_path / "elsewhere")).exists()
     other = diffusers.AutoencoderKL.from_pretrained(tmp_path / "elsewhere")
@@ -87,7 +87,7 @@ def test_features_of_a_real_text_encoder(tmp_path: Path) -> None:
     assert train(config, run).status == "finished"
     assert draw(run, tmp_path / "picture.png").exists()
     assert draw(run, tmp_path / "prompted.png", prompt="a red circle on black").exists()
-    with pytest.raises(RunError, match=r"--text-encoder, or give no prompt"):
+    with pytest.raises(RunError, match=r"--text-encoder"):
         draw(run, tmp_path / "picture.png", prompt="a red circle", text_encoder=str(tmp_path / "nowhere"))
 
 
@@ -95,11 +95,11 @@ def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
     cache_features(Scenes(size=16), tmp_path / "pixels", items=8, progress=False)
     fits = config_of(tmp_path / "pixels", "task.size=16", "task.patch=4")
     assert build(fits).batch(0)[0].shape == (4, 3, 16, 16)
-    with pytest.raises(RunError, match=r"16 x 16, and the config asks for 8 x 8; give task\.size=16"):
+    with pytest.raises(RunError, match=r"16 x 16.* 8 x 8.*task\.size=16"):
         build(config_of(tmp_path / "pixels"))
-    with pytest.raises(RunError, match=r"give scenes, shapes, sprites, a folder"):
+    with pytest.raises(RunError, match=r"scenes, shapes, sprites"):
         build(config_of(tmp_path / "nothing"))
-    with pytest.raises(RunError, match=r"holds 2 steps .* task\.epochs=repeat"):
+    with pytest.raises(RunError, match=r"2 steps .*task\.epochs=repeat"):
         train(override(fits, "budget.steps=3"), tmp_path / "run")
     again = override(fits, "budget.steps=3", "task.epochs=repeat")
     assert train(again, tmp_path / "again").status == "finished"

@@ -14,6 +14,8 @@ from complete_mue.train.config import RunConfig, override  # noqa: E402
 from complete_mue.train.loop import train  # noqa: E402
 from complete_mue.train.task import build  # noqa: E402
 
+pytestmark = pytest.mark.numeric
+
 
 def unigram_entropy(config: RunConfig) -> float:
     """Loss of the best predictor that knows no context, in nats: bytes by their frequency."""

@@ -146,7 +146,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     train(config_of("lm dense"), tmp_path)
     with pytest.raises(RunError, match="holds checkpoints already"):
         train(config_of("lm dense"), tmp_path)
-    with pytest.raises(RunError, match=r"another config \(seed = 1, not 0\): `mue train --resume --out"):
+    with pytest.raises(RunError, match=r"seed = 1, not 0.*mue train --resume --out"):
         train(config_of("lm dense", "seed=1"), tmp_path, resume=True)
 
 
@@ -161,7 +161,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pyt
         real(tensors, path)
 
     monkeypatch.setattr(checkpoint, "save_file", full)
-    with pytest.raises(RunError, match=r"No space left on device.*earlier checkpoints are intact"):
+    with pytest.raises(RunError, match=r"No space left on device.*checkpoints"):
         train(config_of("lm dense"), tmp_path)
     monkeypatch.undo()
     assert [found.step for found in checkpoint.Checkpoint.listed(tmp_path)] == [5]

@@ -29,7 +29,11 @@ from device_rank import FULL  # noqa: E402
 from parallel_rank import RUNS, config_of, trained  # noqa: E402
 
 STEPS = 20
-pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # CPUs without bfloat16 units say so
+NEAR = 1e-4  # float32 losses of 20 steps: sums in another order, and a token here and there that they route elsewhere
+pytestmark = [
+    pytest.mark.numeric,
+    pytest.mark.filterwarnings("ignore:mkldnn_matmul failed"),
+]  # CPUs without bfloat16 units say so
 
 
 def torchrun(ranks: int, *arguments: str) -> list[str]:
@@ -58,12 +62,12 @@ def assert_one_run(ranks: int, names: list[str], folder: Path) -> None:
     for name, many in found.items():
         one = trained(name, STEPS)
         kind = name.partition("@")[0]
-        close = 5e-2 if kind == "bfloat16" else 2e-6  # there a rounding is 4e-3, here 6e-8
+        close = 5e-2 if kind == "bfloat16" else 1e-7  # a rounding is 4e-3 there, 1e-16 here
         assert many["losses"] == pytest.approx(one["losses"], rel=close), name
         assert one["losses"][-1] < one["losses"][0] - 0.5
         if kind == "bfloat16":
             continue
-        assert many["norms"] == pytest.approx(one["norms"], rel=2e-5), name
+        assert many["norms"] == pytest.approx(one["norms"], rel=1e-6), name
         assert many["details"]["update_ratio"] == pytest.approx(one["details"]["update_ratio"], rel=1e-3), name
         assert many["details"].get("load") == one["details"].get("load"), name
 
@@ -108,24 +112,24 @@ def alone(tmp_path: Path) -> Path:
 def test_a_checkpoint_of_four_ranks_resumes_on_any_number(tmp_path: Path, alone: Path) -> None:
     four = tmp_path / "four"
     assert "finished after 20 steps on 4 ranks" in finished(torchrun(4, *command(four, "expert_parallel=2")))
-    assert losses(four) == pytest.approx(losses(alone), rel=2e-6)
+    assert losses(four) == pytest.approx(losses(alone), rel=NEAR)
     for ranks, over in ((2, 1), (2, 2), (1, 1)):
         run = tmp_path / f"on{ranks}{over}"
         shutil.copytree(four, run)
         shutil.rmtree(checkpoint.Checkpoint.listed(run)[0].folder)
         out = finished(torchrun(ranks, *command(run, f"expert_parallel={over}", "--resume")))
         assert "step 1/20" not in out
-        assert losses(run) == pytest.approx(losses(alone), rel=2e-6)
+        assert losses(run) == pytest.approx(losses(alone), rel=NEAR)
     # And in one process without torchrun: the same tensors, whole.
     run = tmp_path / "plain"
     shutil.copytree(four, run)
     shutil.rmtree(checkpoint.Checkpoint.listed(run)[0].folder)
     train(override(read_config(run / "config.json"), "expert_parallel=1"), run, resume=True)
-    assert losses(run) == pytest.approx(losses(alone), rel=2e-6)
+    assert losses(run) == pytest.approx(losses(alone), rel=NEAR)
     one, many = (checkpoint.read(checkpoint.Checkpoint.listed(path)[0], None)[0] for path in (alone, four))
     assert one.keys() == many.keys()
     for name, weight in one.items():
-        torch.testing.assert_close(many[name], weight, rtol=1e-3, atol=1e-5)
+        assert (many[name] - weight).norm() <= 1e-2 * weight.norm(), name
 
 
 def children(pid: int) -> list[int]:
@@ -201,7 +205,7 @@ def test_memory_per_rank_without_training() -> None:
 def assert_the_path_of_many_gpus(kind: str, folder: Path) -> None:
     """All of it in one rank: process group, mesh, FSDP2, experts dealt out, tokens sent; on CUDA bfloat16, compiled."""
     lean = ("precision=bfloat16", "compile=true") if kind == "cuda" else ()
-    close = 2e-2 if lean else 2e-6
+    close = 2e-2 if lean else NEAR
     more = (*FULL, *lean, f"device={kind}", "budget.steps=12")
     caches = {key: str(folder) for key in ("TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
     out = finished(torchrun(1, *command(folder / "run", *more, "--resume")), **caches)

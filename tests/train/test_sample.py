@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import in_process  # noqa: E402
 from complete_mue.errors import RunError  # noqa: E402
 from complete_mue.train.grid import grid, write_animation  # noqa: E402
 
@@ -23,8 +23,9 @@ RUNS = {
 
 
 def mue(*arguments: str) -> str:
-    command = [sys.executable, "-m", "complete_mue", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    done = in_process.mue(*arguments, cwd=Path.cwd())
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.parametrize("recipe", RUNS)

@@ -13,7 +13,10 @@ from complete_mue.train.recorded import Recorded  # noqa: E402
 from complete_mue.train.trainer import Trainer  # noqa: E402
 
 CPU = torch.device("cpu")
-pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # CPUs without bfloat16 units say so
+pytestmark = [
+    pytest.mark.numeric,
+    pytest.mark.filterwarnings("ignore:mkldnn_matmul failed"),
+]  # CPUs without bfloat16 units say so
 SMALL = ("shape.width=16", "shape.depth=3", "shape.head_dim=8", "betas=hold", "budget.steps=10")
 RUNS = {
     "lm dense": ("lm_tiny", "task.sequence=16", "budget.batch_tokens=64"),
@@ -32,6 +35,13 @@ def losses_and_weights(trainer: Trainer) -> tuple[list[float], dict[str, torch.T
     losses = [float(trainer.step(number).loss) for number in range(STEPS)]
     weights = dict(trainer.model.named_parameters()) | trainer.masters
     return losses, {name: weight.detach().clone() for name, weight in weights.items()}
+
+
+def doubled(trainer: Trainer) -> Trainer:
+    """In float64, where the order of a sum tips no choice of experts."""
+    trainer.model.double()
+    trainer._placed = lambda batch: tuple(t.double() if t.is_floating_point() else t for t in batch)
+    return trainer
 
 
 def assert_same(one: Trainer, other: Trainer) -> None:
@@ -64,15 +74,20 @@ def test_recomputed_layers_give_the_same_gradients(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # the compiler's own
-@pytest.mark.parametrize("name", ["lm moe", "dit moe"])
+@pytest.mark.parametrize("name", ["lm moe", pytest.param("dit moe", marks=pytest.mark.slow)])
 def test_one_compiled_graph_serves_all_layers(name: str) -> None:
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
-    plain, compiled = Trainer(config_of(name), CPU), Trainer(config_of(name, "recompute=1"), CPU)
+    plain, compiled = (doubled(Trainer(config_of(name, *more), CPU)) for more in ((), ("recompute=1",)))
     compiled.start()
     runner = compiled.model.run_layer
     runner.call = torch.compile(runner.call, fullgraph=True, dynamic=False, backend="aot_eager")
-    assert_same(compiled, plain)
+    (losses, weights), (plain_losses, plain_weights) = losses_and_weights(compiled), losses_and_weights(plain)
+    # The compiler writes some operations as sums of others. AdamW divides a gradient by its size: eps bounds what
+    # that does to a rounding.
+    assert losses == pytest.approx(plain_losses, rel=1e-9)
+    for key, weight in weights.items():
+        torch.testing.assert_close(weight, plain_weights[key], rtol=0, atol=1e-6, msg=key)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     torch.compiler.reset()
 
@@ -80,9 +95,8 @@ def test_one_compiled_graph_serves_all_layers(name: str) -> None:
 def test_balancing_sees_the_load_of_the_whole_step() -> None:
     biases = []
     for accumulate in (1, 4):
-        trainer = Trainer(
-            config_of("lm moe", "router.selection_bias=true", "bias_rate=0.1", f"accumulate={accumulate}"), CPU
-        )
+        keys = ("router.selection_bias=true", "bias_rate=0.1", f"accumulate={accumulate}")
+        trainer = doubled(Trainer(config_of("lm moe", *keys), CPU))
         trainer.step(0)
         biases.append(torch.stack([layer.feed_forward.selection_bias for layer in trainer.model.layers]))
     assert torch.equal(*biases)

@@ -109,12 +109,12 @@ def test_numbers_as_people_type_them(typed: str, number: float) -> None:
 
 
 def test_limits_name_the_command_line() -> None:
-    with pytest.raises(FieldError, match="at most 1000 layers; use `mue plan`") as refused:
+    with pytest.raises(FieldError, match=r"1000.*mue plan") as refused:
         read({**LM, "t.depth": str(MOST_LAYERS + 1)})
     assert refused.value.field == "t.depth"
     with pytest.raises(FieldError, match="use `mue plan`"):
         read({**LM, "t.feed_forward": "4096e4096a4096g"})
-    with pytest.raises(FieldError, match=r"unknown parameter 'r.widht' \(did you mean 'r.width'\?\)"):
+    with pytest.raises(FieldError, match=r"'r.widht'.*'r.width'"):
         read({**LM, "r.widht": "1"})
 
 

@@ -172,4 +172,4 @@ def test_command_line_mistakes(server: Any, tmp_path: Path) -> None:
     assert taken.returncode == 2
     assert taken.stderr.startswith(f"mue: error: cannot listen on 127.0.0.1, port {server.port}")
     (tmp_path / "file").write_text("")
-    assert "give the folder of a sweep" in web(str(tmp_path / "file")).stderr
+    assert "folder of a sweep" in web(str(tmp_path / "file")).stderr

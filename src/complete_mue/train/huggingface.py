@@ -13,7 +13,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -62,7 +61,7 @@ def write_folder(
 
 
 def folded_weights(model: LanguageModel) -> dict[str, Tensor]:
-    """Weights by their names in the modeling file, each times what our forward multiplies it by."""
+    """Weights by their names in the modeling file, in its dtype, each times what our forward multiplies it by."""
     if model.replicas is not None:
         raise RunError("a model of several replicas: export one of them")
     multipliers = {tensor.name: tensor.multiplier for tensor in model.tensors()}
@@ -83,7 +82,7 @@ def folded_weights(model: LanguageModel) -> dict[str, Tensor]:
         }
         found |= _attention(layer, here, weight)
         found |= _block(layer, here, weight)
-    return {name: tensor.to(torch.float32).contiguous() for name, tensor in found.items()}
+    return {name: tensor.to(model.embedding.dtype).contiguous() for name, tensor in found.items()}
 
 
 def _attention(layer: Layer, here: str, weight: Any) -> dict[str, Tensor]:
@@ -152,7 +151,7 @@ def _config(model: LanguageModel, tokenizer: Tokenizer, sequence: int, qk_norm: 
         "router_score": routers[0].score,
         "selection_bias": routers[0].selection_bias,
         "tie_word_embeddings": False,
-        "dtype": "float32",
+        "dtype": str(model.embedding.dtype).removeprefix("torch."),
         "bos_token_id": tokenizer.end_of_text,
         "eos_token_id": tokenizer.end_of_text,
     }
