@@ -58,7 +58,7 @@ def probe() -> Iterator[list[str]]:
 def check() -> Iterator[list[str]]:
     """The global learning rate by the rule set with sparsity; the paper's at the transferred value, to compare."""
     for rules, octaves in (("complete_mue_sparse", "-1:1"), ("complete_mue", "-0.1:0.1")):
-        for figure in ("activated", "capacity", "granularity"):
+        for figure in ("activated", "granularity", "capacity"):
             yield [
                 figure, "--rules", rules, "--hyper", "lr", f"--octaves={octaves}", "--per-octave", "2", "--replicas",
                 "20",
@@ -74,6 +74,7 @@ def commands(given: argparse.Namespace) -> list[list[str]]:
     common += ["--reference", str(given.reference)] if given.reference else []
     common += [part for change in (f"task.source={given.source}", *given.set) for part in ("--set", change)]
     common += [part for place in given.known for part in ("--known", str(place))]
+    common += ["--trust-known"] if given.trust_known else []
     found = []
     for name in given.only.split(","):
         for options in SETS[name]():
@@ -125,6 +126,7 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change the reference's config")
     parser.add_argument("--runs", type=Path, default=Path("runs/roles"))
     parser.add_argument("--known", type=Path, action="append", default=[], help="sweeps to take finished runs from")
+    parser.add_argument("--trust-known", action="store_true", help="as of `mue sweep`")
     parser.add_argument("--jobs", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=math.inf, help="start nothing after so many")
     parser.add_argument("--list", action="store_true", help="print the commands and stop")

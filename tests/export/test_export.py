@@ -10,7 +10,6 @@ import math
 import re
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
