@@ -107,27 +107,39 @@ def embedding_times_root_of_width(plan: mue.Plan, setup: mue.Setup) -> None:
     _with(setup.model, embedding_output=plan.shape.width**0.5)
 
 
-def experts_counted_twice(plan: mue.Plan, model: Any) -> None:
-    for layer in model.model.layers:
-        layer.mlp.register_forward_hook(lambda module, inputs, output: output * plan.shape.main.active)
+def experts_counted_twice(plan: mue.Plan, setup: mue.Setup) -> None:
+    for layer in setup.model.layers:
+        layer.feed_forward.register_forward_hook(lambda module, inputs, output: output * plan.shape.main.active)
 
 
-def zero_centred_norms(plan: mue.Plan, model: Any) -> None:
-    def doubled(module: Any, inputs: Any, output: torch.Tensor) -> torch.Tensor:
-        return output + output / module.weight  # x (1 + w) with w = 1
-
-    for layer in model.model.layers:
-        layer.input_layernorm.register_forward_hook(doubled)
+def zero_centred_norms(plan: mue.Plan, setup: mue.Setup) -> None:
+    for layer in setup.model.layers:
+        layer.attention_norm.register_forward_hook(lambda norm, inputs, output: output + output / norm.gain)
 
 
-def routing_not_normalized(plan: mue.Plan, model: Any) -> None:
-    for layer in model.model.layers:
-        layer.mlp.gate.norm_topk_prob = False  # the config still says True
+def _routed(setup: mue.Setup, change: Callable[[Any], tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Other experts and weights than the block's own router gives."""
+    for layer in setup.model.layers:
+        block = layer.feed_forward
+
+        def route(x: torch.Tensor, block: Any = block) -> Any:
+            routing = type(block).route(block, x)
+            index, weight = change(routing)
+            return replace(routing, index=index, weight=weight)
+
+        block.route = route
 
 
-def too_many_experts(plan: mue.Plan, model: Any) -> None:
-    for layer in model.model.layers:
-        layer.mlp.gate.top_k = plan.shape.main.active + 1
+def routing_not_normalized(plan: mue.Plan, setup: mue.Setup) -> None:
+    _routed(setup, lambda routing: (routing.index, routing.logits.gather(-1, routing.index).sigmoid()))
+
+
+def too_many_experts(plan: mue.Plan, setup: mue.Setup) -> None:
+    def one_more(routing: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        best = routing.logits.topk(plan.shape.main.active + 1, dim=-1)
+        return best.indices, best.values.softmax(-1)
+
+    _routed(setup, one_more)
 
 
 # -- initial weights -------------------------------------------------------------------------------------------------
@@ -280,12 +292,10 @@ MISTAKES = {
     "no_residual_multiplier": Planted(our(no_residual_multiplier), "depth", "size", "layers.*.attention."),
     "no_readout_multiplier": Planted(our(no_readout_multiplier), "width", "logits are", "readout"),
     "embedding_factor": Planted(our(embedding_times_root_of_width), "active", "first layer", "embedding"),
-    "experts_counted_twice": Planted(stock(experts_counted_twice), "active", "size", "mlp.experts.down_proj"),
-    "zero_centred_norms": Planted(stock(zero_centred_norms), "experts", "has size 1.99", "input_layernorm.weight"),
-    "routing_not_normalized": Planted(
-        stock(routing_not_normalized, "qwen3_moe"), "experts", "sum to", "0.mlp.gate.weight"
-    ),
-    "too_many_experts": Planted(stock(too_many_experts), "experts", "takes 3 experts", "0.mlp.gate.weight"),
+    "experts_counted_twice": Planted(our(experts_counted_twice), "active", "size", f"{FEED_FORWARD}.expert_down"),
+    "zero_centred_norms": Planted(our(zero_centred_norms), "active", "puts out has size", "0.attention_norm.gain"),
+    "routing_not_normalized": Planted(our(routing_not_normalized), "active", "sum to", "0.feed_forward.router"),
+    "too_many_experts": Planted(our(too_many_experts), "active", "takes 3 experts", "0.feed_forward.router"),
     "router_without_gradient": Planted(language_model_setup, "one", "no gradient", "0.feed_forward.router"),
     "wrong_fan_in": Planted(our(wrong_fan_in), "width", "init_std", "0.feed_forward.expert_up"),
     "one_expert_at_zero": Planted(our(one_expert_at_zero), "active", "expert 3 has 0", "1.feed_forward.expert_down"),
