@@ -175,7 +175,7 @@ def test_a_sweep_grows_in_place(tmp_path: Path) -> None:
     enter(parts[0], tmp_path, "mue sweep again", {"number": 4})  # brings nothing new: neither lost nor named
     again = read_sweep(tmp_path)
     assert (again.points, again.command) == (grown.points, grown.command)
-    assert json.loads((tmp_path / "sweep.json").read_text())["request"] == {"number": 4}
+    assert json.loads((tmp_path / "sweep.json").read_text())["request"] == {"number": 4, "sources": {}}
 
 
 def test_a_command_that_holds_everything_stands_alone(tmp_path: Path) -> None:
