@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -130,13 +131,14 @@ def _roles_picture(summary: Summary) -> Picture | None:
             panels.append(Panel(label(scan.hyper), x, tuple(lines), (0.0, "")))
     if not panels:
         return None
+    alone = len(panels) == 1
     return Picture(
         key="roles",
-        title="What another value of one role would change" + (f": {panels[0].title}" if len(panels) == 1 else ""),
+        title="What another value of one role would change" + (f": {panels[0].title}" if alone else ""),
         caption="One panel per role, one line per layout; below zero, another value than the plan's does better. "
         "Bars are standard errors over paired seeds.",
         y=_linear_axis(with_unit("change of the final loss", summary.unit), heights + _calm(heights, [0.0])),
-        panels=tuple(panels),
+        panels=(dataclasses.replace(panels[0], title=""),) if alone else tuple(panels),
         level=0.0,
     )
 

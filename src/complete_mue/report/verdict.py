@@ -20,6 +20,7 @@ from complete_mue.report.words import label, short_count
 DRIFT_GOAL = 0.5  # octaves
 REGRET_GOAL = 0.01  # nats
 _CLEAR = 2.0  # standard errors
+OURS = ("complete_mue", "complete_mue_sparse")
 
 
 @dataclass(frozen=True)
@@ -206,7 +207,8 @@ def beside_line(main: str, both: Sequence[tuple[Curve | None, Curve]], rules: st
     if len(costs) < len(both):
         text += f" on the {len(costs)} layout{'s' if len(costs) > 1 else ''} where both finished"
     better = -more > threshold and not blown
-    return Line("bad" if better else "note", f"{text}: it does better here." if better else f"{text}.")
+    kind = "good" if rules in OURS else "bad"  # where a rival does better, that speaks against ours
+    return Line(kind if better else "note", f"{text}: it does better here." if better else f"{text}.")
 
 
 def _costs(ours: Curve, theirs: Curve) -> list[float]:
