@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from complete_mue.errors import TransferError
 from complete_mue.layout import Budget, FeedForward, ModelShape, Reference, Role
 from complete_mue.layout.reference import Hyper
 from complete_mue.plan import transfer
+from complete_mue.report.summary import summarize
 from complete_mue.rules import CATALOG
+from complete_mue.rules.sparse import EXPERT_UP_LR
 
 BUDGET = Budget(16384, 2000)
 DENSE = Reference(ModelShape(128, 4, FeedForward.dense(128)), BUDGET, Hyper(3e-3, 0.1, 0.02))
 SPARSE = "complete_mue_sparse"
+ROOT = Path(__file__).parents[2]
 
 
 def shape(layout: str, width: int = 128) -> ModelShape:
@@ -63,6 +68,23 @@ def test_identity_composition_inverse(first: str, second: str, width: int) -> No
     back = transfer(transfer(there.as_reference(), two, rules=SPARSE).as_reference(), one, rules=SPARSE)
     assert back.isclose(there)
     assert there.fold().unfold().isclose(there)
+
+
+def test_groups_of_different_sparsity_are_refused_by_the_set_that_scales_by_it() -> None:
+    mixed = shape("32e2a@16+16e2a@16")
+    with pytest.raises(TransferError, match=r"32e2a@16\+16e2a@16"):
+        transfer(DENSE, mixed, rules=SPARSE)
+    assert transfer(DENSE, mixed).row("expert_up").lr == DENSE.hyper.lr
+    assert transfer(DENSE, shape("32e2a@16+16e1a@32"), rules=SPARSE).row("expert_up").lr == pytest.approx(
+        DENSE.hyper.lr * 16 ** (-1 / 3)
+    )
+
+
+def test_the_exponent_is_that_of_its_records() -> None:
+    (power,) = summarize(ROOT / "docs/results/roles/lm-roles.jsonl").powers
+    assert power.exponent == pytest.approx(float(EXPERT_UP_LR.value), abs=EXPERT_UP_LR.error)
+    assert power.error == pytest.approx(EXPERT_UP_LR.error, abs=0.0006)
+    assert (power.low, power.high) == (EXPERT_UP_LR.low, EXPERT_UP_LR.high)
 
 
 def test_explain_says_what_the_exponent_rests_on() -> None:

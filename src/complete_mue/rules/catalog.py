@@ -120,7 +120,15 @@ class Rules:
     @property
     def scales_schedule(self) -> bool:
         """Whether this rule set knows batch and duration at all."""
-        return any(symbol == "s" for rule in self.table.values() for symbol, _ in rule.lr.powers)
+        return self._scales_lr_by("s")
+
+    @property
+    def scales_sparsity(self) -> bool:
+        """Whether this rule set knows the number of experts per active one."""
+        return self._scales_lr_by("S")
+
+    def _scales_lr_by(self, symbol: str) -> bool:
+        return any(symbol == known for rule in self.table.values() for known, _ in rule.lr.powers)
 
 
 @lru_cache(maxsize=64)
