@@ -1,7 +1,8 @@
 """What sparsity does to an expert's learning rate: measured, not derived.
 
 The paper gives an expert no factor for N / a, the number of experts per active one. Scans of single roles say that the
-up projection of a sparse expert wants a smaller learning rate. The exponent is data.
+up projection of a sparse expert wants a smaller learning rate. The exponent is data. Its error is the fit's alone, and
+too narrow: another estimator gives the same records a wider spread (docs/results/roles.md).
 """
 
 from __future__ import annotations
