@@ -28,6 +28,12 @@ FIT = (
     "64e8a", "256e8a", "8e8a", "1024e8a", "64e2a", "128e8a", "32e8a", "512e8a", "16e2a", "256e2a", "2e2a", "128e4a",
     "32e4a", "512e4a", "8e2a", "4e4a",
 )  # fmt: skip
+# Layouts with what else differs from the reference: routing, shared experts, batch, duration, depth, width.
+CONDITIONS = (
+    "64e8a@16,router.score=softmax", "64e8a2s@16", "64e8a@16,budget.batch_tokens=65536", "64e8a@16,budget.steps=4000",
+    "64e8a@16,shape.depth=16", "64e8a@64,shape.width=512", "256e8a@16,budget.batch_tokens=65536",
+    "64e8a@16,budget.steps=8000", "64e8a@16,budget.batch_tokens=262144",
+)  # fmt: skip
 SEEDS = "4"
 _STAGGER = 15.0  # seconds between starts, so that the next sweep sees what this one is about to run
 
@@ -65,7 +71,27 @@ def check() -> Iterator[list[str]]:
             ]  # fmt: skip
 
 
-SETS = {"fit": fit, "probe": probe, "check": check}
+def decay() -> Iterator[list[str]]:
+    """The same scan with lr * weight decay held: a smaller learning rate that does not also decay less."""
+    for layout in ("64e8a", "256e8a"):
+        yield [
+            "roles", "--target", layout, "--role", "expert_up", "--hyper", "lr_same_decay",
+            f"--octaves={window(layout)}", "--per-octave", "2", "--replicas", "32",
+        ]  # fmt: skip
+
+
+def conditions() -> Iterator[list[str]]:
+    """The experts' up projection again under other conditions: is the exponent the same?"""
+    for change in CONDITIONS:
+        layout, _, rest = change.partition(",")
+        target = f"shape.feed_forward={layout}" + (f",{rest}" if rest else "")
+        yield [
+            "roles", "--target", target, "--role", "expert_up", f"--octaves={window(layout, reach=1)}",
+            "--per-octave", "2", "--replicas", "20",
+        ]  # fmt: skip
+
+
+SETS = {"fit": fit, "probe": probe, "check": check, "decay": decay, "conditions": conditions}
 
 
 def commands(given: argparse.Namespace) -> list[list[str]]:
