@@ -15,9 +15,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from complete_mue.kernels.steps import gated_attention
-from complete_mue.nn.attention import Attention
-from complete_mue.nn.rope import rotary_table
+from complete_mue.lab.kernels.steps import gated_attention
+from complete_mue.lab.nn.attention import Attention
+from complete_mue.lab.nn.rope import rotary_table
 
 TOKENS, WIDTH, REPEATS, STEPS = 245_760, 128, 7, 10  # tokens in all: 15 fused runs of 16k tokens
 SHAPES = ((32, 32), (64, 32), (64, 64), (128, 32), (128, 64))  # tokens of a row, head_dim

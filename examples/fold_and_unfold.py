@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 import complete_mue as mue
-from complete_mue.models import LanguageModel
+from complete_mue.lab.models import LanguageModel
 
 VOCAB, STEPS = 64, 12
 

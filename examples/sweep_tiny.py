@@ -4,14 +4,14 @@ import dataclasses
 import tempfile
 from pathlib import Path
 
+from complete_mue.lab.report import Summary, summarize
+from complete_mue.lab.sweep.executor import Here
+from complete_mue.lab.sweep.figures import octaves
+from complete_mue.lab.sweep.grid import Scan, Sweep, Target
+from complete_mue.lab.sweep.quickstart import base
+from complete_mue.lab.sweep.run import run
+from complete_mue.lab.train.config import override
 from complete_mue.layout import FeedForward
-from complete_mue.report import Summary, summarize
-from complete_mue.sweep.executor import Here
-from complete_mue.sweep.figures import octaves
-from complete_mue.sweep.grid import Scan, Sweep, Target
-from complete_mue.sweep.quickstart import base
-from complete_mue.sweep.run import run
-from complete_mue.train.config import override
 
 
 def main() -> Summary:

@@ -4,9 +4,9 @@ import json
 import tempfile
 from pathlib import Path
 
-from complete_mue.recipes import recipe
-from complete_mue.train.config import override
-from complete_mue.train.loop import Result, train
+from complete_mue.lab.recipes import recipe
+from complete_mue.lab.train.config import override
+from complete_mue.lab.train.loop import Result, train
 
 SMALL = ("shape.width=32", "shape.depth=2", "task.sequence=64", "budget.batch_tokens=512", "budget.steps=30")
 

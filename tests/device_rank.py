@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 from torch import distributed as dist
 
-from complete_mue.nn.feed_forward import FeedForward
-from complete_mue.train.__main__ import _device
-from complete_mue.train.config import RunConfig
-from complete_mue.train.parallel import ALONE, Ranks, launched, leave
-from complete_mue.train.trainer import Trainer
+from complete_mue.lab.nn.feed_forward import FeedForward
+from complete_mue.lab.train.__main__ import _device
+from complete_mue.lab.train.config import RunConfig
+from complete_mue.lab.train.parallel import ALONE, Ranks, launched, leave
+from complete_mue.lab.train.trainer import Trainer
 from parallel_rank import config_of
 
 FULL = ("accumulate=2", "shape.width=64", "shape.head_dim=32", "budget.batch_tokens=512", "task.sequence=64")

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from complete_mue.recipes import recipe
-from complete_mue.train.config import RunConfig, override
-from complete_mue.train.parallel import ALONE, Ranks, arranged, launched, leave
-from complete_mue.train.trainer import Trainer
+from complete_mue.lab.recipes import recipe
+from complete_mue.lab.train.config import RunConfig, override
+from complete_mue.lab.train.parallel import ALONE, Ranks, arranged, launched, leave
+from complete_mue.lab.train.trainer import Trainer
 
 CPU = torch.device("cpu")
 TEXT = (

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from complete_mue.recipes import recipe
-from complete_mue.sweep.figures import with_layout
-from complete_mue.sweep.grid import Scan, Sweep, Target
-from complete_mue.sweep.ledger import Ledger
-from complete_mue.train.config import RunConfig, override
+from complete_mue.lab.recipes import recipe
+from complete_mue.lab.sweep.figures import with_layout
+from complete_mue.lab.sweep.grid import Scan, Sweep, Target
+from complete_mue.lab.sweep.ledger import Ledger
+from complete_mue.lab.train.config import RunConfig, override
 
 TINY = (
     "shape.width=16", "shape.depth=1", "shape.head_dim=8", "shape.feed_forward=dense@16", "task.sequence=16",

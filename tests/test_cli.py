@@ -146,7 +146,7 @@ def test_import_loads_no_torch() -> None:
 
 def test_the_ranks_entry_takes_what_mue_train_takes(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
-    from complete_mue.train.__main__ import main
+    from complete_mue.lab.train.__main__ import main
 
     reference = root / "examples" / "lm_reference.toml"
     assert main(["lm_tiny", "--dry-run", "--reference", str(reference), "betas=hold", "seed=1"]) == 0

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from complete_mue.evals.tasks import TASKS
+from complete_mue.lab.evals.tasks import TASKS
+from complete_mue.lab.report import find_sweeps, summarize
+from complete_mue.lab.report.article import article, chapters, generated, shown
 from complete_mue.layout.tensors import VECTOR_ROLES, Role
-from complete_mue.report import find_sweeps, summarize
-from complete_mue.report.article import article, chapters, generated, shown
 from complete_mue.rules.layer import COLUMNS, COMPLETE_MUE
 from in_process import mue
 

@@ -24,19 +24,19 @@ torch = pytest.importorskip("torch")
 
 from safetensors.torch import load_file, save_file  # noqa: E402
 
-from complete_mue.data import TextData, prepare  # noqa: E402
-from complete_mue.data.decoding import decode  # noqa: E402
-from complete_mue.data.manifest import Manifest  # noqa: E402
-from complete_mue.data.tars import ImageTars  # noqa: E402
 from complete_mue.errors import FileError, MueError  # noqa: E402
-from complete_mue.recipes import recipe  # noqa: E402
+from complete_mue.lab.data import TextData, prepare  # noqa: E402
+from complete_mue.lab.data.decoding import decode  # noqa: E402
+from complete_mue.lab.data.manifest import Manifest  # noqa: E402
+from complete_mue.lab.data.tars import ImageTars  # noqa: E402
+from complete_mue.lab.recipes import recipe  # noqa: E402
+from complete_mue.lab.train import checkpoint  # noqa: E402
+from complete_mue.lab.train.config import RunConfig, override, read_config  # noqa: E402
+from complete_mue.lab.train.directory import read_metrics  # noqa: E402
+from complete_mue.lab.train.loop import train  # noqa: E402
+from complete_mue.lab.train.pin import pinned  # noqa: E402
+from complete_mue.lab.train.trainer import Trainer  # noqa: E402
 from complete_mue.storage import sha256  # noqa: E402
-from complete_mue.train import checkpoint  # noqa: E402
-from complete_mue.train.config import RunConfig, override, read_config  # noqa: E402
-from complete_mue.train.directory import read_metrics  # noqa: E402
-from complete_mue.train.loop import train  # noqa: E402
-from complete_mue.train.pin import pinned  # noqa: E402
-from complete_mue.train.trainer import Trainer  # noqa: E402
 
 CPU = torch.device("cpu")
 ROUNDS = [pytest.param(200, id="200"), pytest.param(10_000, id="10000", marks=pytest.mark.slow)]

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from complete_mue.errors import MueError
+from complete_mue.lab.sweep.ledger import Ledger
 from complete_mue.storage import exclusive, inner_folder, remove_parts, whole, write_json
-from complete_mue.sweep.ledger import Ledger
 
 
 @pytest.fixture

@@ -23,9 +23,9 @@ from complete_mue.apply.checks import CheckResult  # noqa: E402
 from complete_mue.apply.judge import RoleVerdict, slope_of  # noqa: E402
 from complete_mue.apply.observe import Observation, observe, unseen  # noqa: E402
 from complete_mue.cli.check import app  # noqa: E402
-from complete_mue.kernels.dispatch import KERNELS, choose, routed_experts  # noqa: E402
-from complete_mue.models import LanguageModel  # noqa: E402
-from complete_mue.models.setup import BYTES, language_model_setup  # noqa: E402
+from complete_mue.lab.kernels.dispatch import KERNELS, choose, routed_experts  # noqa: E402
+from complete_mue.lab.models import LanguageModel  # noqa: E402
+from complete_mue.lab.models.setup import BYTES, language_model_setup  # noqa: E402
 
 QUICK = ("width", "experts", "shared")  # the others take longer
 
@@ -179,7 +179,7 @@ def test_einsum_and_tables_that_are_indexed_are_seen(monkeypatch: pytest.MonkeyP
     text = torch.arange(64).view(1, 64)
     with torch.no_grad():
         expected = model(text)
-    monkeypatch.setattr("complete_mue.nn.feed_forward.routed_experts", all_experts_by_einsum)
+    monkeypatch.setattr("complete_mue.lab.nn.feed_forward.routed_experts", all_experts_by_einsum)
     monkeypatch.setattr(LanguageModel, "_embed", lambda self, tokens: self.embedding[tokens])
     with torch.no_grad():
         torch.testing.assert_close(model(text), expected, rtol=1e-4, atol=1e-5)
@@ -192,7 +192,7 @@ def test_einsum_and_tables_that_are_indexed_are_seen(monkeypatch: pytest.MonkeyP
 def hidden_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Experts whose weights a check cannot follow: another tensor is multiplied, not a copy."""
     monkeypatch.setattr(
-        "complete_mue.nn.feed_forward.routed_experts",
+        "complete_mue.lab.nn.feed_forward.routed_experts",
         lambda x, up, down, *rest, **options: routed_experts(x, up * 1.0, down * 1.0, *rest, **options),
     )
 

@@ -16,8 +16,8 @@ torch = pytest.importorskip("torch")
 from complete_mue.apply.axes import Point, small_reference  # noqa: E402
 from complete_mue.apply.bind import bind  # noqa: E402
 from complete_mue.apply.check_report import tables, verdict  # noqa: E402
-from complete_mue.kernels.dispatch import routed_experts  # noqa: E402
-from complete_mue.models.setup import language_model_setup  # noqa: E402
+from complete_mue.lab.kernels.dispatch import routed_experts  # noqa: E402
+from complete_mue.lab.models.setup import language_model_setup  # noqa: E402
 from stock_setups import stock_model  # noqa: E402
 
 BUDGET = mue.Budget(256, 100)
@@ -367,7 +367,7 @@ def test_without_a_mistake_the_same_lines_pass(axis: str) -> None:
 
 def test_experts_that_no_product_shows_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "complete_mue.nn.feed_forward.routed_experts",
+        "complete_mue.lab.nn.feed_forward.routed_experts",
         lambda x, up, down, *rest, **options: routed_experts(x, up * 1.0, down * 1.0, *rest, **options),
     )
     result = look(language_model_setup, "active")

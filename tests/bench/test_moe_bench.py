@@ -9,10 +9,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from complete_mue.bench import moe
-from complete_mue.bench.records import BenchResult, BenchRow
 from complete_mue.errors import FileError, KernelError, ShapeError
-from complete_mue.kernels import grouped
+from complete_mue.lab.bench import moe
+from complete_mue.lab.bench.records import BenchResult, BenchRow
+from complete_mue.lab.kernels import grouped
 
 TINY = (
     moe.Case("capacity", 32, 16, 4, 2, 8, torch.float32),

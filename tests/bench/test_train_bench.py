@@ -9,8 +9,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from complete_mue.bench import train as bench
 from complete_mue.errors import RunError
+from complete_mue.lab.bench import train as bench
 
 SMALL = (
     "shape.width=16", "shape.depth=2", "shape.head_dim=8", "task.sequence=16", "budget.batch_tokens=32", "log_every=2",

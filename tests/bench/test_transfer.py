@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 from typer.testing import CliRunner
 
 from complete_mue.cli import app
-from complete_mue.report.summary import summarize
+from complete_mue.lab.report.summary import summarize
 
 SCRIPT = Path(__file__).parents[2] / "bench" / "transfer.py"
 

@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from complete_mue.data import FeatureData, Scenes, cache_features, describe
-from complete_mue.data.encoders import Autoencoder, TextEncoder
 from complete_mue.errors import FileError, RunError, ShapeError
+from complete_mue.lab.data import FeatureData, Scenes, cache_features, describe
+from complete_mue.lab.data.encoders import Autoencoder, TextEncoder
 
 
 class Halving(nn.Module):
@@ -82,7 +82,7 @@ def test_decode_undoes_encode() -> None:
 
 
 def test_a_stopped_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from complete_mue.data import features
+    from complete_mue.lab.data import features
 
     cached(tmp_path / "whole")
     write, written = features._write, []
@@ -226,7 +226,7 @@ def test_a_shard_cut_under_a_reader_is_an_error(tmp_path: Path) -> None:
     cached(tmp_path / "out", store="float32")
     code = f"""
 import os
-from complete_mue.data import FeatureData
+from complete_mue.lab.data import FeatureData
 from complete_mue.errors import FileError
 data = FeatureData({str(tmp_path / "out")!r}, rows=50)
 data.batch(0)

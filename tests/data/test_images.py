@@ -17,9 +17,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from complete_mue.data import HubImages, ImageArrays, ImageData, ImageFolder, ImageTars
-from complete_mue.data.decoding import decode
 from complete_mue.errors import FileError, MueError, RunError, ShapeError
+from complete_mue.lab.data import HubImages, ImageArrays, ImageData, ImageFolder, ImageTars
+from complete_mue.lab.data.decoding import decode
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -301,7 +301,7 @@ def test_broken_arrays_are_named(tmp_path: Path) -> None:
 
 
 def test_arrays_that_would_unpack_to_too_much_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("complete_mue.data.images.LARGEST_ARRAYS", 10_000)
+    monkeypatch.setattr("complete_mue.lab.data.images.LARGEST_ARRAYS", 10_000)
     np.savez_compressed(tmp_path / "a.npz", images=np.zeros((100, 8, 8, 3), np.uint8))
     with pytest.raises(FileError, match="10000 bytes"):
         ImageArrays(tmp_path / "a.npz")

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from complete_mue.data import ByteTokenizer, HubDataset, JsonTokenizer, Manifest, describe, load_tokenizer, prepare
-from complete_mue.data.optional import need
 from complete_mue.errors import FileError, MueError, RunError, ShapeError
+from complete_mue.lab.data import ByteTokenizer, HubDataset, JsonTokenizer, Manifest, describe, load_tokenizer, prepare
+from complete_mue.lab.data.optional import need
 from complete_mue.storage import sha256
 
 SEPARATOR = "\n\n\n"
@@ -80,7 +80,7 @@ def test_a_file_is_one_document_without_a_separator(tmp_path: Path) -> None:
 @pytest.mark.parametrize("block", [1, 2, 3, 5, 1000])
 def test_separators_across_blocks(tmp_path: Path, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "a\n\n\n\nb\n\nc\n\n\nd\n\n\n\n\n\n\ne"
-    monkeypatch.setattr("complete_mue.data.documents._BLOCK", block)
+    monkeypatch.setattr("complete_mue.lab.data.documents._BLOCK", block)
     (tmp_path / "a.txt").write_text(text)
     quiet(tmp_path / "a.txt", tmp_path / "out", separator=SEPARATOR)
     assert read_back(tmp_path / "out") == [part for part in text.split(SEPARATOR) if part]
@@ -151,7 +151,7 @@ def test_the_number_of_workers_changes_nothing(
     (tmp_path / "a.txt").write_text(SEPARATOR.join(texts))
     made = []
     for workers, chunk in ((1, 2**19), (3, 500)):
-        monkeypatch.setattr("complete_mue.data.shards._CHUNK_BYTES", chunk)
+        monkeypatch.setattr("complete_mue.lab.data.shards._CHUNK_BYTES", chunk)
         out = tmp_path / str(workers)
         quiet(tmp_path / "a.txt", out, tokenizer=bpe, separator=SEPARATOR, workers=workers, shard_tokens=1000)
         made.append({path.name: path.read_bytes() for path in out.iterdir() if path.name != ".lock"})
@@ -226,7 +226,7 @@ def test_the_last_documents_are_held_out(tmp_path: Path, texts: list[str]) -> No
 
 RUN = """
 import sys
-from complete_mue.data import prepare
+from complete_mue.lab.data import prepare
 prepare(sys.argv[1:3], sys.argv[3], tokenizer=sys.argv[4], separator="\\n\\n\\n", held_out=0.2, shard_tokens=2000,
         workers=2, progress=False)
 """
@@ -300,7 +300,7 @@ def test_a_finished_shard_that_was_damaged_is_made_again(tmp_path: Path, two_sou
 
 def _stop_after(sources: list[Path], out: Path, shards: int, options: dict[str, Any]) -> None:
     """Prepare until so many shards are written, then fail as a full disk would."""
-    import complete_mue.data.shards as module
+    import complete_mue.lab.data.shards as module
 
     whole, written = module.whole, []
 
@@ -349,7 +349,7 @@ def test_a_full_disk_is_said_and_leaves_nothing_half_written(tmp_path: Path) -> 
     (tmp_path / "a.txt").write_text("x" * 200_000)
     run = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
-        "from complete_mue.data import prepare\n"
+        "from complete_mue.lab.data import prepare\n"
         "prepare(sys.argv[1], sys.argv[2], progress=False)"
     )
     done = subprocess.run(
@@ -456,8 +456,8 @@ def test_missing_sources_are_named(tmp_path: Path) -> None:
 
 
 def test_documents_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("complete_mue.data.documents.LARGEST_DOCUMENT", 10_000)
-    monkeypatch.setattr("complete_mue.data.documents._BLOCK", 4096)
+    monkeypatch.setattr("complete_mue.lab.data.documents.LARGEST_DOCUMENT", 10_000)
+    monkeypatch.setattr("complete_mue.lab.data.documents._BLOCK", 4096)
     with gzip.open(tmp_path / "bomb.txt.gz", "wb") as file:
         file.write(b"0" * 10**6)
     with pytest.raises(FileError, match=r"bomb\.txt\.gz: .*10000 bytes.*separator"):
@@ -477,7 +477,7 @@ def test_a_broken_tokenizer_is_named(tmp_path: Path, content: bytes) -> None:
 
 
 def test_a_worker_that_dies_is_said(tmp_path: Path, bpe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from complete_mue.data import worker
+    from complete_mue.lab.data import worker
 
     documents = worker._Worker.documents
 
@@ -520,9 +520,9 @@ def test_a_missing_package_is_said() -> None:
 
 def test_importing_loads_nothing_heavy() -> None:
     heavy = ("torch", "numpy", "tokenizers", "datasets", "transformers", "diffusers", "pyarrow", "PIL")
-    check = f"import sys, complete_mue.data; print([m for m in {heavy} if m in sys.modules])"
+    check = f"import sys, complete_mue.lab.data; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-    worker = "import sys, complete_mue.data.worker; print('torch' in sys.modules)"
+    worker = "import sys, complete_mue.lab.data.worker; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", worker], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from complete_mue.data import MovingSprites, Scenes, Shapes
-from complete_mue.data.drawing import BACKGROUNDS, COLOURS, SHAPES, draw, palette
 from complete_mue.errors import ShapeError
+from complete_mue.lab.data import MovingSprites, Scenes, Shapes
+from complete_mue.lab.data.drawing import BACKGROUNDS, COLOURS, SHAPES, draw, palette
 
 RELATIONS = {"left": (0, -1), "right": (0, 1), "above": (1, -1), "below": (1, 1)}
 

@@ -16,8 +16,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from complete_mue.data import Manifest, StandardLibrary, TextData, describe, prepare
 from complete_mue.errors import FileError, MueError, RunError
+from complete_mue.lab.data import Manifest, StandardLibrary, TextData, describe, prepare
 
 SEPARATOR = "\n\n\n"
 
@@ -91,7 +91,7 @@ def test_held_out_windows_are_other_text(folder: Path, texts: list[str]) -> None
 
 
 def test_many_shards_are_not_all_held_open(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("complete_mue.data.reading._MOST", 2)
+    monkeypatch.setattr("complete_mue.lab.data.reading._MOST", 2)
     data = TextData(folder, sequence=32, rows=2)
     every = torch.cat([data.batch(step) for step in range(len(data))])
     assert len(data._stream._files._open) == 2  # type: ignore[attr-defined]
@@ -214,7 +214,7 @@ def test_the_standard_library_is_text_at_hand() -> None:
 
 def test_the_standard_library_is_the_same_in_another_process() -> None:
     check = (
-        "import hashlib; from complete_mue.data import StandardLibrary\n"
+        "import hashlib; from complete_mue.lab.data import StandardLibrary\n"
         "data = StandardLibrary(sequence=64, rows=4, seed=3)\n"
         "print(data.tokens, hashlib.sha256(data.batch(17).numpy().tobytes()).hexdigest())"
     )

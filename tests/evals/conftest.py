@@ -40,7 +40,7 @@ def _record(name: str, rnd: random.Random, number: int) -> dict[str, Any]:
 
 def write_sets(folder: Path, count: int) -> Path:
     """All files of the 13 tasks with ``count`` questions each, some packed and some not."""
-    from complete_mue.evals.tasks import TASKS
+    from complete_mue.lab.evals.tasks import TASKS
 
     rnd = random.Random(0)
     folder.mkdir()

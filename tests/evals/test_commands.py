@@ -10,10 +10,10 @@ pytest.importorskip("torch")
 
 from complete_mue.cli import app
 from complete_mue.errors import MueError
-from complete_mue.evals.requests import TaskRequests, read_answers, write_requests
-from complete_mue.recipes import recipe
-from complete_mue.train.config import override
-from complete_mue.train.loop import train
+from complete_mue.lab.evals.requests import TaskRequests, read_answers, write_requests
+from complete_mue.lab.recipes import recipe
+from complete_mue.lab.train.config import override
+from complete_mue.lab.train.loop import train
 
 SMALL = ("shape.width=16", "shape.depth=2", "shape.head_dim=8", "betas=hold", "budget.steps=1", "device=cpu")
 

@@ -15,14 +15,14 @@ with pytest.MonkeyPatch.context() as patch:
     patch.setenv("HF_HUB_OFFLINE", "1")
     pytest.importorskip("lm_eval", reason="needs lm-evaluation-harness: make test-tools")
 
-from complete_mue.data.tokenizers import ByteTokenizer  # noqa: E402
 from complete_mue.errors import MueError  # noqa: E402
-from complete_mue.evals import requests as files  # noqa: E402
-from complete_mue.evals.harness import adapter, evaluate, harness_task, stock_adapter  # noqa: E402
-from complete_mue.evals.run import Settings, evaluate_answers, evaluate_model, open_run  # noqa: E402
-from complete_mue.evals.scoring import Generation, Scorer  # noqa: E402
-from complete_mue.evals.tasks import TASKS, select  # noqa: E402
-from complete_mue.train.huggingface import byte_tokenizer_json, export_huggingface  # noqa: E402
+from complete_mue.lab.data.tokenizers import ByteTokenizer  # noqa: E402
+from complete_mue.lab.evals import requests as files  # noqa: E402
+from complete_mue.lab.evals.harness import adapter, evaluate, harness_task, stock_adapter  # noqa: E402
+from complete_mue.lab.evals.run import Settings, evaluate_answers, evaluate_model, open_run  # noqa: E402
+from complete_mue.lab.evals.scoring import Generation, Scorer  # noqa: E402
+from complete_mue.lab.evals.tasks import TASKS, select  # noqa: E402
+from complete_mue.lab.train.huggingface import byte_tokenizer_json, export_huggingface  # noqa: E402
 
 BYTES = ByteTokenizer()
 LONGEST = 512
@@ -108,9 +108,9 @@ def test_generation_and_whole_texts_equal_the_harness_own_adapter(sets: Path, bo
 
 
 def tiny_run(folder: Path, layout: str = "8e2a1s") -> Path:
-    from complete_mue.recipes import recipe
-    from complete_mue.train.config import override
-    from complete_mue.train.loop import train
+    from complete_mue.lab.recipes import recipe
+    from complete_mue.lab.train.config import override
+    from complete_mue.lab.train.loop import train
 
     small = ("shape.width=16", "shape.depth=2", "shape.head_dim=8", "betas=hold", "budget.steps=2", "device=cpu",
              "task.sequence=256", "budget.batch_tokens=512")  # fmt: skip
@@ -196,7 +196,7 @@ def test_an_export_scores_like_its_run(sets: Path, tmp_path: Path) -> None:
 
 
 def test_sampling_is_not_known() -> None:
-    from complete_mue.evals.harness import generation
+    from complete_mue.lab.evals.harness import generation
 
     assert generation("a", {"until": "\n", "max_gen_toks": 3}) == Generation("a", ("\n",), 3)
     with pytest.raises(MueError, match="decode greedily"):
@@ -210,7 +210,7 @@ def test_seams_of_a_merging_tokenizer_are_the_harness_own(sets: Path, tmp_path: 
     from lm_eval.api.model import TemplateLM
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    from complete_mue.data.tokenizers import JsonTokenizer
+    from complete_mue.lab.data.tokenizers import JsonTokenizer
 
     library = Tokenizer(models.BPE())
     library.pre_tokenizer, library.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()

@@ -9,18 +9,18 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from complete_mue.data.tokenizers import ByteTokenizer  # noqa: E402
 from complete_mue.errors import FileError  # noqa: E402
-from complete_mue.evals.requests import (  # noqa: E402
+from complete_mue.lab.data.tokenizers import ByteTokenizer  # noqa: E402
+from complete_mue.lab.evals.requests import (  # noqa: E402
     TaskRequests,
     answer_requests,
     read_answers,
     read_requests,
     write_requests,
 )
-from complete_mue.evals.scoring import Generation, Scorer  # noqa: E402
+from complete_mue.lab.evals.scoring import Generation, Scorer  # noqa: E402
+from complete_mue.lab.models.lm import LanguageModel  # noqa: E402
 from complete_mue.layout import FeedForward, ModelShape  # noqa: E402
-from complete_mue.models.lm import LanguageModel  # noqa: E402
 
 PAIRS = TaskRequests("copa", [("one", " a"), ("one", " é"), ("two", " a"), ("one", " a")])
 TEXTS = TaskRequests("svamp", [Generation("one", ("\n",), 4), Generation("two", ("\n", "Q"), 3)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from complete_mue.evals.results import Report, Score
+from complete_mue.lab.evals.results import Report, Score
 
 REPORT = Report(
     "model",

@@ -11,16 +11,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from complete_mue.data import StandardLibrary  # noqa: E402
-from complete_mue.data.tokenizers import ByteTokenizer  # noqa: E402
-from complete_mue.evals.held_out import held_out_loss  # noqa: E402
-from complete_mue.evals.scoring import Generation, Scorer  # noqa: E402
+from complete_mue.lab.data import StandardLibrary  # noqa: E402
+from complete_mue.lab.data.tokenizers import ByteTokenizer  # noqa: E402
+from complete_mue.lab.evals.held_out import held_out_loss  # noqa: E402
+from complete_mue.lab.evals.scoring import Generation, Scorer  # noqa: E402
+from complete_mue.lab.models.lm import LanguageModel  # noqa: E402
+from complete_mue.lab.recipes import recipe  # noqa: E402
+from complete_mue.lab.train.config import override  # noqa: E402
+from complete_mue.lab.train.objective import next_token_loss  # noqa: E402
+from complete_mue.lab.train.task import build  # noqa: E402
 from complete_mue.layout import FeedForward, ModelShape  # noqa: E402
-from complete_mue.models.lm import LanguageModel  # noqa: E402
-from complete_mue.recipes import recipe  # noqa: E402
-from complete_mue.train.config import override  # noqa: E402
-from complete_mue.train.objective import next_token_loss  # noqa: E402
-from complete_mue.train.task import build  # noqa: E402
 
 pytestmark = pytest.mark.draws
 

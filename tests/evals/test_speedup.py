@@ -13,9 +13,9 @@ import pytest
 pytest.importorskip("torch")
 
 from complete_mue.errors import RunError
-from complete_mue.evals.speedup import compare
-from complete_mue.recipes import recipe
-from complete_mue.train.config import override
+from complete_mue.lab.evals.speedup import compare
+from complete_mue.lab.recipes import recipe
+from complete_mue.lab.train.config import override
 
 
 def write_run(folder: Path, layout: str, speed: float, *overrides: str) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from complete_mue.errors import FileError, RunError
-from complete_mue.evals.tasks import TASKS, final_answer, number, select
+from complete_mue.lab.evals.tasks import TASKS, final_answer, number, select
 
 # The paper's table of evaluation datasets: split, samples, chance.
 PAPER = {

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from complete_mue.errors import KernelError
-from complete_mue.kernels import choose, dispatch, grouped, list_kernels, reference, routed_experts
+from complete_mue.lab.kernels import choose, dispatch, grouped, list_kernels, reference, routed_experts
 
 # Torch says this once on CPUs without bfloat16 products, and computes all the same.
 pytestmark = [pytest.mark.draws, pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")]

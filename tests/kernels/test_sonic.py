@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from complete_mue.kernels import reference, sonic
+from complete_mue.lab.kernels import reference, sonic
 
 _probe = torch.empty(1, 128, dtype=torch.bfloat16, device="cuda" if torch.cuda.is_available() else "cpu")
 _reason = sonic.unavailable(_probe, _probe.new_empty(1, 16, 128))

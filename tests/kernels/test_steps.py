@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from complete_mue.kernels.steps import gated_attention, split_rotated, top_experts
-from complete_mue.nn.rope import rotary_table, rotate
+from complete_mue.lab.kernels.steps import gated_attention, split_rotated, top_experts
+from complete_mue.lab.nn.rope import rotary_table, rotate
 
 on_gpu = [
     pytest.mark.gpu,

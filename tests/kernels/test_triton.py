@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from complete_mue.kernels import reference, triton_experts
+from complete_mue.lab.kernels import reference, triton_experts
 
 _probe = torch.empty(1, 128, dtype=torch.bfloat16, device="cuda" if torch.cuda.is_available() else "cpu")
 _reason = triton_experts.unavailable(_probe, _probe.new_empty(1, 2, 128))

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from torch.nn.functional import cross_entropy  # noqa: E402
 
 from complete_mue.apply.bind import bind  # noqa: E402
-from complete_mue.models import LanguageModel  # noqa: E402
+from complete_mue.lab.models import LanguageModel  # noqa: E402
 
 pytestmark = pytest.mark.draws
 

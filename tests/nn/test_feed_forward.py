@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from complete_mue.errors import KernelError, ShapeError
+from complete_mue.lab.nn import FeedForward, RouterConfig, Routing
 from complete_mue.layout import FeedForward as Spec
 from complete_mue.layout import Role, RoutedGroup
-from complete_mue.nn import FeedForward, RouterConfig, Routing
 
 WIDTH = 16
 LAYOUTS = {

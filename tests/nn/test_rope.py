@@ -8,7 +8,7 @@ import complete_mue as mue
 
 torch = pytest.importorskip("torch")
 
-from complete_mue.nn.rope import rotary_table, rotate  # noqa: E402
+from complete_mue.lab.nn.rope import rotary_table, rotate  # noqa: E402
 
 pytestmark = pytest.mark.draws
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from complete_mue.errors import MueError, ShapeError
-from complete_mue.layout import FeedForward, RoutedGroup
-from complete_mue.nn.router import (
+from complete_mue.lab.nn.router import (
     GroupRun,
     RouterConfig,
     Routing,
@@ -21,6 +20,7 @@ from complete_mue.nn.router import (
     select,
     update_bias,
 )
+from complete_mue.layout import FeedForward, RoutedGroup
 
 pytestmark = pytest.mark.draws
 

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from complete_mue.cli import app
 from complete_mue.errors import FileError
-from complete_mue.report import summarize
-from complete_mue.report.article import generated
-from complete_mue.report.overview import overview_lines, tallies, worst_drift, worst_regret
-from complete_mue.report.tables import drift_cell, plain, regret_cell
+from complete_mue.lab.report import summarize
+from complete_mue.lab.report.article import generated
+from complete_mue.lab.report.overview import overview_lines, tallies, worst_drift, worst_regret
+from complete_mue.lab.report.tables import drift_cell, plain, regret_cell
 
 Write = Callable[..., Path]
 SP = {"8e2a": 1.0, "16e4a": 2.0, "64e16a": 2.8}

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from complete_mue.report.curves import Curve, fit_curve
-from complete_mue.report.summary import _judged
-from complete_mue.report.values import Noise, ValuePoint, curve_noise, scan_noise
+from complete_mue.lab.report.curves import Curve, fit_curve
+from complete_mue.lab.report.summary import _judged
+from complete_mue.lab.report.values import Noise, ValuePoint, curve_noise, scan_noise
 
 pytestmark = pytest.mark.numeric
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from complete_mue.errors import FileError, MueError, RunError
-from complete_mue.report import summarize
-from complete_mue.report.files import report_markdown, write_report
-from complete_mue.report.html import report_html
-from complete_mue.report.pack import pack_sweeps
-from complete_mue.report.tables import csv_text
-from complete_mue.report.union import join_plans
-from complete_mue.sweep.ledger import settled
+from complete_mue.lab.report import summarize
+from complete_mue.lab.report.files import report_markdown, write_report
+from complete_mue.lab.report.html import report_html
+from complete_mue.lab.report.pack import pack_sweeps
+from complete_mue.lab.report.tables import csv_text
+from complete_mue.lab.report.union import join_plans
+from complete_mue.lab.sweep.ledger import settled
 
 Write = Callable[..., Path]
 FEW = (1e-300, 1e300, 9e99)

@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 
 from complete_mue.cli import app
 from complete_mue.errors import FileError
-from complete_mue.report import summarize
-from complete_mue.report.files import report_markdown
-from complete_mue.report.html import report_html
-from complete_mue.report.pictures import Axis, pictures
-from complete_mue.report.tables import csv_text, markdown, plain, tables
+from complete_mue.lab.report import summarize
+from complete_mue.lab.report.files import report_markdown
+from complete_mue.lab.report.html import report_html
+from complete_mue.lab.report.pictures import Axis, pictures
+from complete_mue.lab.report.tables import csv_text, markdown, plain, tables
 
 Write = Callable[..., Path]
 
@@ -90,7 +90,8 @@ def test_an_out_folder_that_cannot_be_is_refused(parent: Path) -> None:
 
 def test_torch_is_not_imported(parent: Path) -> None:
     code = (
-        "import sys; from complete_mue.report import summarize; from complete_mue.report.html import report_html;"
+        "import sys; from complete_mue.lab.report import summarize;"
+        "from complete_mue.lab.report.html import report_html;"
         f"report_html([summarize({str(parent / 'a')!r})]);"
         "assert not {'torch', 'numpy', 'matplotlib'} & set(sys.modules)"
     )
@@ -171,7 +172,7 @@ def test_text_is_escaped(sweep_folder: Write) -> None:
 
 
 def test_the_page_names_no_other_file() -> None:
-    from complete_mue.report.page import SCRIPT, STYLE
+    from complete_mue.lab.report.page import SCRIPT, STYLE
 
     assert not re.search(r"https?:|url\(|@import|fetch|XMLHttp", STYLE + SCRIPT)
 

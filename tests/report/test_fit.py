@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from complete_mue.errors import RunError
-from complete_mue.report.fit import loss_at, optimum_of
+from complete_mue.lab.report.fit import loss_at, optimum_of
 
 pytestmark = pytest.mark.numeric
 

@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from complete_mue.cli import app
-from complete_mue.evals.results import Report, Score
-from complete_mue.report.article import END, begin
-from complete_mue.report.words import code, escaped
+from complete_mue.lab.evals.results import Report, Score
+from complete_mue.lab.report.article import END, begin
+from complete_mue.lab.report.words import code, escaped
 
 Write = Callable[..., Path]
 

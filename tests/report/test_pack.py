@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from complete_mue.cli import app
 from complete_mue.errors import FileError, RunError
-from complete_mue.report import find_sweeps, summarize
-from complete_mue.report.pack import pack_sweeps, portable
+from complete_mue.lab.report import find_sweeps, summarize
+from complete_mue.lab.report.pack import pack_sweeps, portable
 
 Write = Callable[..., Path]
 TWO = {"8e2a": 0.1, "16e4a": -0.2}

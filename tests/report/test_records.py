@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from complete_mue.errors import FileError
-from complete_mue.report.records import outcome_of, read_sweep
-from complete_mue.report.sheet import Sheet
-from complete_mue.report.stored import find_sweeps
-from complete_mue.report.summary import summarize
+from complete_mue.lab.report.records import outcome_of, read_sweep
+from complete_mue.lab.report.sheet import Sheet
+from complete_mue.lab.report.stored import find_sweeps
+from complete_mue.lab.report.summary import summarize
 
 Write = Callable[..., Path]
 

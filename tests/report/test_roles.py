@@ -8,9 +8,9 @@ import statistics
 
 import pytest
 
-from complete_mue.report.curves import Curve
-from complete_mue.report.roles import around_plan, changes, power_of
-from complete_mue.report.values import ValuePoint
+from complete_mue.lab.report.curves import Curve
+from complete_mue.lab.report.roles import around_plan, changes, power_of
+from complete_mue.lab.report.values import ValuePoint
 
 PLAN = 0.003
 

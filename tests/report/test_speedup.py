@@ -8,7 +8,7 @@ import random
 import pytest
 
 from complete_mue.errors import RunError
-from complete_mue.report.speedup import bin_middles, speedup_curves
+from complete_mue.lab.report.speedup import bin_middles, speedup_curves
 
 pytestmark = pytest.mark.numeric
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from complete_mue.errors import FileError
-from complete_mue.report.curves import Curve
-from complete_mue.report.overview import overview_lines, tallies
-from complete_mue.report.pictures import pictures
-from complete_mue.report.summary import Summary, summarize
-from complete_mue.report.tables import plain, tables
+from complete_mue.lab.report.curves import Curve
+from complete_mue.lab.report.overview import overview_lines, tallies
+from complete_mue.lab.report.pictures import pictures
+from complete_mue.lab.report.summary import Summary, summarize
+from complete_mue.lab.report.tables import plain, tables
 
 Write = Callable[..., Path]
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from complete_mue.errors import TransferError
+from complete_mue.lab.report.summary import summarize
 from complete_mue.layout import Budget, FeedForward, ModelShape, Reference, Role
 from complete_mue.layout.reference import Hyper
 from complete_mue.plan import transfer
-from complete_mue.report.summary import summarize
 from complete_mue.rules import CATALOG
 from complete_mue.rules.sparse import EXPERT_UP_LR
 

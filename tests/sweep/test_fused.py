@@ -10,10 +10,10 @@ torch = pytest.importorskip("torch")
 
 from complete_mue.apply.initialize import initialize  # noqa: E402
 from complete_mue.apply.optim import clip_grad_norm_, param_groups  # noqa: E402
-from complete_mue.recipes import recipe  # noqa: E402
-from complete_mue.sweep.fused import train_fused  # noqa: E402
-from complete_mue.train.config import RunConfig, override  # noqa: E402
-from complete_mue.train.task import build  # noqa: E402
+from complete_mue.lab.recipes import recipe  # noqa: E402
+from complete_mue.lab.sweep.fused import train_fused  # noqa: E402
+from complete_mue.lab.train.config import RunConfig, override  # noqa: E402
+from complete_mue.lab.train.task import build  # noqa: E402
 
 pytestmark = pytest.mark.numeric
 
@@ -106,7 +106,7 @@ def test_only_alike_configs_are_fused() -> None:
 
 
 def test_micro_batches_and_balancing_are_those_of_the_solo_run() -> None:
-    from complete_mue.train.trainer import Trainer
+    from complete_mue.lab.train.trainer import Trainer
 
     more = ("accumulate=2", "bias_rate=0.01", "budget.batch_tokens=128")
     configs = [config_of("lm moe", *more), config_of("lm moe", *more, "seed=5", "reference.hyper.lr=2e-3")]

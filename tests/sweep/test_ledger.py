@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import complete_mue as mue
-from complete_mue.sweep.ledger import Ledger
+from complete_mue.lab.sweep.ledger import Ledger
 
 
 def test_records_and_claims(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_records_and_claims(tmp_path: Path) -> None:
 
 WORKER = """
 import os, sys, time
-from complete_mue.sweep.ledger import Ledger
+from complete_mue.lab.sweep.ledger import Ledger
 ledger, points = Ledger(sys.argv[1]), [f"p{i}" for i in range(40)]
 for point in points:
     with ledger.claim([point]) as mine:

@@ -11,14 +11,14 @@ import pytest
 
 pytest.importorskip("torch")
 
-from complete_mue.data import prepare
 from complete_mue.errors import RunError
-from complete_mue.recipes import recipe
-from complete_mue.report.pack import pack_sweeps
-from complete_mue.sweep.executor import Here, Job
-from complete_mue.sweep.grid import Scan, Sweep, Target, pinned_sweep
-from complete_mue.sweep.ledger import Ledger, settled
-from complete_mue.sweep.run import run
+from complete_mue.lab.data import prepare
+from complete_mue.lab.recipes import recipe
+from complete_mue.lab.report.pack import pack_sweeps
+from complete_mue.lab.sweep.executor import Here, Job
+from complete_mue.lab.sweep.grid import Scan, Sweep, Target, pinned_sweep
+from complete_mue.lab.sweep.ledger import Ledger, settled
+from complete_mue.lab.sweep.run import run
 from small_sweeps import base, losses
 
 

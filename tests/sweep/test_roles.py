@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from complete_mue.errors import MueError
+from complete_mue.lab.report.summary import summarize
+from complete_mue.lab.sweep.executor import Here
+from complete_mue.lab.sweep.figures import base_config, octaves
+from complete_mue.lab.sweep.hypers import Hyper
+from complete_mue.lab.sweep.roles import role_sweep
+from complete_mue.lab.sweep.run import run
 from complete_mue.layout import Role
 from complete_mue.layout.reference import Tuned
-from complete_mue.report.summary import summarize
-from complete_mue.sweep.executor import Here
-from complete_mue.sweep.figures import base_config, octaves
-from complete_mue.sweep.hypers import Hyper
-from complete_mue.sweep.roles import role_sweep
-from complete_mue.sweep.run import run
 
 SMALL = ("budget.steps=12", "budget.batch_tokens=128", "task.sequence=32", "shape.width=16", "shape.depth=1")
 

@@ -18,12 +18,12 @@ import complete_mue as mue
 
 pytest.importorskip("torch")
 
-from complete_mue.report.pack import pack_sweeps
-from complete_mue.report.summary import summarize
-from complete_mue.sweep.executor import Executor, Here, Job, Processes
-from complete_mue.sweep.grid import Scan, Sweep, Target
-from complete_mue.sweep.ledger import Ledger
-from complete_mue.sweep.run import run
+from complete_mue.lab.report.pack import pack_sweeps
+from complete_mue.lab.report.summary import summarize
+from complete_mue.lab.sweep.executor import Executor, Here, Job, Processes
+from complete_mue.lab.sweep.grid import Scan, Sweep, Target
+from complete_mue.lab.sweep.ledger import Ledger
+from complete_mue.lab.sweep.run import run
 from small_sweeps import TINY, base, losses, sweep_of
 
 

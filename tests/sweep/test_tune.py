@@ -13,14 +13,14 @@ import complete_mue as mue
 
 pytest.importorskip("torch")
 
+from complete_mue.lab.report.summary import summarize
+from complete_mue.lab.sweep.executor import Here
+from complete_mue.lab.sweep.grid import Sweep
+from complete_mue.lab.sweep.ledger import Ledger
+from complete_mue.lab.sweep.run import run
+from complete_mue.lab.sweep.tune import tune
 from complete_mue.layout.files import read_reference
-from complete_mue.report.summary import summarize
 from complete_mue.storage import write_json
-from complete_mue.sweep.executor import Here
-from complete_mue.sweep.grid import Sweep
-from complete_mue.sweep.ledger import Ledger
-from complete_mue.sweep.run import run
-from complete_mue.sweep.tune import tune
 from small_sweeps import base
 
 

@@ -17,15 +17,15 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from complete_mue.cli import main  # noqa: E402
-from complete_mue.data import prepare  # noqa: E402
 from complete_mue.errors import FileError, MueError, RunError  # noqa: E402
-from complete_mue.recipes import recipe  # noqa: E402
-from complete_mue.train import checkpoint  # noqa: E402
-from complete_mue.train.checkpoint import Checkpoint  # noqa: E402
-from complete_mue.train.config import RunConfig, override, read_config  # noqa: E402
-from complete_mue.train.directory import read_metrics  # noqa: E402
-from complete_mue.train.loop import Result, advice, train  # noqa: E402
-from complete_mue.train.pin import pinned  # noqa: E402
+from complete_mue.lab.data import prepare  # noqa: E402
+from complete_mue.lab.recipes import recipe  # noqa: E402
+from complete_mue.lab.train import checkpoint  # noqa: E402
+from complete_mue.lab.train.checkpoint import Checkpoint  # noqa: E402
+from complete_mue.lab.train.config import RunConfig, override, read_config  # noqa: E402
+from complete_mue.lab.train.directory import read_metrics  # noqa: E402
+from complete_mue.lab.train.loop import Result, advice, train  # noqa: E402
+from complete_mue.lab.train.pin import pinned  # noqa: E402
 
 SMALL = (
     "shape.width=16", "shape.depth=1", "shape.head_dim=8", "betas=hold", "budget.steps=12", "checkpoint_every=3",
@@ -155,8 +155,8 @@ def test_a_read_error_is_no_reason_to_start_over(tmp_path: Path, monkeypatch: py
     def failing(path: Path) -> str:
         raise FileError(f"{path}: Input/output error")
 
-    monkeypatch.setattr("complete_mue.train.shelf.sha256", failing)
-    monkeypatch.setattr("complete_mue.train.shelf._sound", {})
+    monkeypatch.setattr("complete_mue.lab.train.shelf.sha256", failing)
+    monkeypatch.setattr("complete_mue.lab.train.shelf._sound", {})
     with pytest.raises(RunError, match="Input/output error"):
         go(tmp_path, resume=True)
     monkeypatch.undo()
@@ -334,7 +334,7 @@ def test_a_shard_cut_under_a_reader_is_an_error(tmp_path: Path) -> None:
     data = prepared(tmp_path / "data", "abc ")
     code = f"""
 import os, sys
-from complete_mue.data import TextData
+from complete_mue.lab.data import TextData
 from complete_mue.errors import FileError
 data = TextData({str(data)!r}, sequence=16, rows=200)
 data.batch(0)

@@ -11,9 +11,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from complete_mue.errors import RunError  # noqa: E402
-from complete_mue.recipes import recipe  # noqa: E402
-from complete_mue.train.config import override  # noqa: E402
-from complete_mue.train.estimate import Machine, estimate  # noqa: E402
+from complete_mue.lab.recipes import recipe  # noqa: E402
+from complete_mue.lab.train.config import override  # noqa: E402
+from complete_mue.lab.train.estimate import Machine, estimate  # noqa: E402
 
 RECORDS = sorted((Path(__file__).parents[2] / "docs/results/train").glob("*/train.json"))
 

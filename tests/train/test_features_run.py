@@ -10,13 +10,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from complete_mue.data import Scenes, Shapes, cache_features  # noqa: E402
 from complete_mue.errors import RunError  # noqa: E402
-from complete_mue.recipes import recipe  # noqa: E402
-from complete_mue.train.config import RunConfig, override  # noqa: E402
-from complete_mue.train.loop import train  # noqa: E402
-from complete_mue.train.sample import draw_pictures, load_run  # noqa: E402
-from complete_mue.train.task import build  # noqa: E402
+from complete_mue.lab.data import Scenes, Shapes, cache_features  # noqa: E402
+from complete_mue.lab.recipes import recipe  # noqa: E402
+from complete_mue.lab.train.config import RunConfig, override  # noqa: E402
+from complete_mue.lab.train.loop import train  # noqa: E402
+from complete_mue.lab.train.sample import draw_pictures, load_run  # noqa: E402
+from complete_mue.lab.train.task import build  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 SMALL = ("shape.width=16", "shape.depth=2", "shape.head_dim=8", "betas=hold", "budget.steps=2")

@@ -11,11 +11,11 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import complete_mue as mue  # noqa: E402
-from complete_mue.data.tokenizers import ByteTokenizer  # noqa: E402
 from complete_mue.errors import MueError  # noqa: E402
-from complete_mue.models.lm import LanguageModel  # noqa: E402
-from complete_mue.nn.router import RouterConfig  # noqa: E402
-from complete_mue.train.huggingface import export_huggingface, write_folder  # noqa: E402
+from complete_mue.lab.data.tokenizers import ByteTokenizer  # noqa: E402
+from complete_mue.lab.models.lm import LanguageModel  # noqa: E402
+from complete_mue.lab.nn.router import RouterConfig  # noqa: E402
+from complete_mue.lab.train.huggingface import export_huggingface, write_folder  # noqa: E402
 
 pytestmark = pytest.mark.draws
 
@@ -118,9 +118,9 @@ def test_the_byte_tokenizer_is_the_same(tmp_path: Path) -> None:
 
 
 def test_a_run_is_exported_and_a_full_folder_is_refused(tmp_path: Path) -> None:
-    from complete_mue.recipes import recipe
-    from complete_mue.train.config import override
-    from complete_mue.train.loop import train
+    from complete_mue.lab.recipes import recipe
+    from complete_mue.lab.train.config import override
+    from complete_mue.lab.train.loop import train
 
     small = ("shape.width=16", "shape.depth=2", "shape.head_dim=8", "betas=hold", "budget.steps=1", "device=cpu",
              "task.sequence=16", "budget.batch_tokens=32")  # fmt: skip
@@ -137,8 +137,8 @@ def test_a_run_is_exported_and_a_full_folder_is_refused(tmp_path: Path) -> None:
 def test_a_tokenizer_file_goes_along(tmp_path: Path) -> None:
     import json
 
-    from complete_mue.data.tokenizers import JsonTokenizer
-    from complete_mue.train.huggingface import byte_tokenizer_json
+    from complete_mue.lab.data.tokenizers import JsonTokenizer
+    from complete_mue.lab.train.huggingface import byte_tokenizer_json
 
     (tmp_path / "tokenizer.json").write_text(json.dumps(byte_tokenizer_json()))
     own = JsonTokenizer(tmp_path / "tokenizer.json")

@@ -9,10 +9,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from complete_mue.recipes import recipe  # noqa: E402
-from complete_mue.train.config import RunConfig, override  # noqa: E402
-from complete_mue.train.loop import train  # noqa: E402
-from complete_mue.train.task import build  # noqa: E402
+from complete_mue.lab.recipes import recipe  # noqa: E402
+from complete_mue.lab.train.config import RunConfig, override  # noqa: E402
+from complete_mue.lab.train.loop import train  # noqa: E402
+from complete_mue.lab.train.task import build  # noqa: E402
 
 pytestmark = pytest.mark.numeric
 

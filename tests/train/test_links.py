@@ -9,8 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from complete_mue.errors import MueError  # noqa: E402
-from complete_mue.sweep.run import enter  # noqa: E402
-from complete_mue.train.loop import train  # noqa: E402
+from complete_mue.lab.sweep.run import enter  # noqa: E402
+from complete_mue.lab.train.loop import train  # noqa: E402
 from small_sweeps import base, sweep_of  # noqa: E402
 
 

@@ -19,12 +19,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from complete_mue.errors import RunError  # noqa: E402
-from complete_mue.train import checkpoint  # noqa: E402
-from complete_mue.train.config import RunConfig, override, read_config  # noqa: E402
-from complete_mue.train.directory import read_metrics  # noqa: E402
-from complete_mue.train.loop import train  # noqa: E402
-from complete_mue.train.parallel import check_dealing  # noqa: E402
-from complete_mue.train.pieces import Part, Pieces  # noqa: E402
+from complete_mue.lab.train import checkpoint  # noqa: E402
+from complete_mue.lab.train.config import RunConfig, override, read_config  # noqa: E402
+from complete_mue.lab.train.directory import read_metrics  # noqa: E402
+from complete_mue.lab.train.loop import train  # noqa: E402
+from complete_mue.lab.train.parallel import check_dealing  # noqa: E402
+from complete_mue.lab.train.pieces import Part, Pieces  # noqa: E402
 from device_rank import FULL  # noqa: E402
 from parallel_rank import RUNS, config_of, trained  # noqa: E402
 
@@ -95,7 +95,16 @@ def test_four_ranks_in_every_way(tmp_path: Path, over: int) -> None:
 
 
 def command(run: Path, *more: str) -> list[str]:
-    return ["-m", "complete_mue.train", *RUNS["shared"], "checkpoint_every=5", "device=cpu", *more, "--out", str(run)]
+    return [
+        "-m",
+        "complete_mue.lab.train",
+        *RUNS["shared"],
+        "checkpoint_every=5",
+        "device=cpu",
+        *more,
+        "--out",
+        str(run),
+    ]
 
 
 def losses(run: Path) -> list[float]:
@@ -192,7 +201,7 @@ def test_a_divergence_is_not_repeated(tmp_path: Path, resume: tuple[str, ...]) -
 
 def test_memory_per_rank_without_training() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "complete_mue.train", "lm_tiny:8e2a", "expert_parallel=4", "--dry-run"],
+        [sys.executable, "-m", "complete_mue.lab.train", "lm_tiny:8e2a", "expert_parallel=4", "--dry-run"],
         env={**os.environ, "RANK": "0", "WORLD_SIZE": "8"}, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert "memory per rank" in done.stdout
@@ -281,7 +290,7 @@ def test_one_process_refuses_experts_over_many(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rank", [{}, {"RANK": "0"}])
 def test_leaving_keeps_the_status_the_last_words_and_what_is_due_at_exit(rank: dict[str, str]) -> None:
     code = (
-        "import atexit; from complete_mue.train.parallel import leave; "
+        "import atexit; from complete_mue.lab.train.parallel import leave; "
         "atexit.register(print, 'due'); print('said'); leave(3)"
     )
     environment = {name: value for name, value in os.environ.items() if name != "RANK"}

@@ -8,7 +8,7 @@ pytest.importorskip("torch")
 
 import itertools
 
-from complete_mue.train.schedule import Schedule, decay_fraction, last_window
+from complete_mue.lab.train.schedule import Schedule, decay_fraction, last_window
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from complete_mue.nn.rope import PICTURE_BASE, picture_rotary, rotary_table, text_rotary  # noqa: E402
-from complete_mue.recipes import recipe  # noqa: E402
-from complete_mue.train.config import RunConfig, override  # noqa: E402
-from complete_mue.train.recorded import Recorded  # noqa: E402
-from complete_mue.train.trainer import Trainer  # noqa: E402
+from complete_mue.lab.nn.rope import PICTURE_BASE, picture_rotary, rotary_table, text_rotary  # noqa: E402
+from complete_mue.lab.recipes import recipe  # noqa: E402
+from complete_mue.lab.train.config import RunConfig, override  # noqa: E402
+from complete_mue.lab.train.recorded import Recorded  # noqa: E402
+from complete_mue.lab.train.trainer import Trainer  # noqa: E402
 
 CPU = torch.device("cpu")
 pytestmark = [

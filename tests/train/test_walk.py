@@ -25,9 +25,9 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import load_file  # noqa: E402
 
 from complete_mue.errors import MueError  # noqa: E402
-from complete_mue.recipes import recipe  # noqa: E402
-from complete_mue.train.config import RunConfig, override  # noqa: E402
-from complete_mue.train.loop import Result, train  # noqa: E402
+from complete_mue.lab.recipes import recipe  # noqa: E402
+from complete_mue.lab.train.config import RunConfig, override  # noqa: E402
+from complete_mue.lab.train.loop import Result, train  # noqa: E402
 
 STEPS, EVERY = 12, 3
 KEYS = (

@@ -43,7 +43,7 @@ def bench_moe_command(
     from rich.console import Console
     from rich.table import Table
 
-    from complete_mue.bench.moe import BenchResult, list_kernels, run
+    from complete_mue.lab.bench.moe import BenchResult, list_kernels, run
 
     console, notes = Console(highlight=False, markup=False), Console(stderr=True, highlight=False)
     if list_:
@@ -95,7 +95,7 @@ def bench_sweep_command(
     need_torch("mue bench")
     from rich.console import Console
 
-    from complete_mue.bench.sweep import LAYOUTS, SweepBench, run
+    from complete_mue.lab.bench.sweep import LAYOUTS, SweepBench, run
 
     notes = Console(stderr=True, highlight=False)
 
@@ -137,7 +137,7 @@ def bench_train_command(
     need_torch("mue bench")
     from rich.console import Console
 
-    from complete_mue.bench.train import compare, measure
+    from complete_mue.lab.bench.train import compare, measure
 
     notes = Console(stderr=True, highlight=False)
     if recipe is None:

@@ -34,9 +34,9 @@ def cluster_command(
     Example:  mue cluster lm_large expert_parallel=8 --gpus 8,64,512
     """
     need_torch("mue cluster")
-    from complete_mue.recipes import recipe as named
-    from complete_mue.train.config import override
-    from complete_mue.train.estimate import Machine, estimate, meta_task
+    from complete_mue.lab.recipes import recipe as named
+    from complete_mue.lab.train.config import override
+    from complete_mue.lab.train.estimate import Machine, estimate, meta_task
 
     config = override(named(recipe), *(overrides or []))
     machine = Machine(gpu, mfu, node, link * 1e9, network * 1e9)

@@ -34,7 +34,7 @@ def prepare_command(
     Example:  mue data prepare corpus.txt.xz --out data/corpus --held-out 0.02
     """
     need_torch("mue data")
-    from complete_mue.data import describe, prepare
+    from complete_mue.lab.data import describe, prepare
 
     if separator is not None:
         separator = _unescaped(separator)
@@ -61,7 +61,7 @@ def show_command(
     Example:  mue data show data/corpus
     """
     need_torch("mue data")
-    from complete_mue.data import describe
+    from complete_mue.lab.data import describe
 
     summary = describe(folder)
     print(jsonlib.dumps(summary.to_dict(), indent=2) if json else summary)

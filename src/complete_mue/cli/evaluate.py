@@ -84,7 +84,7 @@ def eval_command(
             _answer(run, requests, _place(out, run), device, precision, batch_tokens, progress)
             return
         if answers is not None:
-            from complete_mue.evals.run import evaluate_answers
+            from complete_mue.lab.evals.run import evaluate_answers
 
             report = evaluate_answers(answers, _given(data, "--data"), _given(out, "--out"), names, said)
         else:
@@ -111,9 +111,9 @@ def _place(out: Path | None, folder: Path) -> Path:
 def _ask(
     path: Path, data: Path, names: list[str] | None, shots: int, limit: int | None, said: Callable[[str], None]
 ) -> None:
-    from complete_mue.evals.harness import need_harness
-    from complete_mue.evals.requests import build, write_requests
-    from complete_mue.evals.tasks import select
+    from complete_mue.lab.evals.harness import need_harness
+    from complete_mue.lab.evals.requests import build, write_requests
+    from complete_mue.lab.evals.tasks import select
 
     need_harness()
     chosen, questions = select(names), 0
@@ -129,8 +129,8 @@ def _ask(
 def _answer(
     run: Path, requests: Path, out: Path, device: str, precision: str, batch_tokens: int | None, progress: Any
 ) -> None:
-    from complete_mue.evals.requests import answer_requests
-    from complete_mue.evals.run import open_run
+    from complete_mue.lab.evals.requests import answer_requests
+    from complete_mue.lab.evals.run import open_run
 
     if str(run).startswith(STOCK):
         raise RunError(f"{run} with --requests: only our runs can answer without the harness; leave --requests out")
@@ -140,10 +140,10 @@ def _answer(
 
 
 def _held_out(run: Path, out: Path, device: str, precision: str, batch_tokens: int | None, progress: Any) -> Any:
-    from complete_mue.evals.held_out import held_out_loss
-    from complete_mue.evals.run import open_run
+    from complete_mue.lab.evals.held_out import held_out_loss
+    from complete_mue.lab.evals.run import open_run
+    from complete_mue.lab.train.config import read_config
     from complete_mue.storage import write_json
-    from complete_mue.train.config import read_config
 
     scorer, model = open_run(run, device=device, precision=precision, batch_tokens=batch_tokens)
     found = held_out_loss(read_config(run / "config.json"), scorer, progress("held-out text"))
@@ -157,9 +157,9 @@ def _evaluate(
     device: str, precision: str, batch_tokens: int | None, trust_remote_code: bool, progress: Any,
     said: Callable[[str], None],
 ) -> Any:  # fmt: skip
-    from complete_mue.evals.harness import adapter, need_harness, stock_adapter
-    from complete_mue.evals.run import Settings, evaluate_model, folder_checksum, open_run
-    from complete_mue.evals.tasks import select
+    from complete_mue.lab.evals.harness import adapter, need_harness, stock_adapter
+    from complete_mue.lab.evals.run import Settings, evaluate_model, folder_checksum, open_run
+    from complete_mue.lab.evals.tasks import select
 
     need_harness()
     chosen, settings = select(names), Settings(data, shots, limit)
@@ -214,7 +214,7 @@ def export_command(
     Example:  mue export runs/moe --hf exported/moe
     """
     need_torch("mue export")
-    from complete_mue.train.huggingface import export_huggingface
+    from complete_mue.lab.train.huggingface import export_huggingface
 
     print(f"wrote {export_huggingface(run, hf)}")
 
@@ -231,7 +231,7 @@ def speedup_command(
     Example:  mue speedup runs/dense runs/moe
     """
     need_torch("mue speedup")
-    from complete_mue.evals.speedup import compare, draw, to_dict, to_text
+    from complete_mue.lab.evals.speedup import compare, draw, to_dict, to_text
     from complete_mue.storage import write_json
 
     found = compare(reference, target)

@@ -14,7 +14,7 @@ from complete_mue.errors import FileError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from complete_mue.report.summary import Summary
+    from complete_mue.lab.report.summary import Summary
 
 
 @app.command("report")
@@ -59,9 +59,9 @@ def report_command(
     """
     from rich.console import Console
 
-    from complete_mue.report.html import report_dict
-    from complete_mue.report.stored import find_sweeps
-    from complete_mue.report.summary import summarize
+    from complete_mue.lab.report.html import report_dict
+    from complete_mue.lab.report.stored import find_sweeps
+    from complete_mue.lab.report.summary import summarize
 
     console, notes = Console(highlight=False, markup=False), Console(stderr=True, highlight=False, markup=False)
     instead = pack is not None or page is not None
@@ -72,7 +72,7 @@ def report_command(
         raise FileError(f"{what}: say where the report goes with --out")
     found = list(dict.fromkeys(sweep for place in places for sweep in find_sweeps(place)))
     if pack is not None:
-        from complete_mue.report.pack import pack_sweeps
+        from complete_mue.lab.report.pack import pack_sweeps
 
         with notes.status("packing"):
             found = pack_sweeps(found, pack)
@@ -84,7 +84,7 @@ def report_command(
             status.update(f"reading {sweep}")
             summaries.append(summarize(sweep))
     if page is not None:
-        from complete_mue.report.article import write_article
+        from complete_mue.lab.report.article import write_article
 
         with notes.status("writing") as status:
             written = write_article(
@@ -108,8 +108,8 @@ def report_command(
 
 
 def _write(summaries: list[Summary], folder: Path, notes: Console) -> None:
-    from complete_mue.report.files import write_report
-    from complete_mue.report.plots import can_plot
+    from complete_mue.lab.report.files import write_report
+    from complete_mue.lab.report.plots import can_plot
 
     with notes.status("writing") as status:
         written = write_report(summaries, folder, lambda path: status.update(f"wrote {path.name}"))
@@ -120,7 +120,7 @@ def _write(summaries: list[Summary], folder: Path, notes: Console) -> None:
 
 def show(summary: Summary, console: Console) -> None:
     """A sweep's verdict in words, then its tables."""
-    from complete_mue.report.tables import rich_table, tables
+    from complete_mue.lab.report.tables import rich_table, tables
 
     for line in summary.verdict:
         console.print(line.text, style={"good": "green", "bad": "red", "open": "yellow"}.get(line.kind, ""))

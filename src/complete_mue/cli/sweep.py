@@ -18,9 +18,9 @@ from complete_mue.cli.report import show
 from complete_mue.errors import FileError, RunError, nearest
 
 if TYPE_CHECKING:
-    from complete_mue.sweep.executor import Executor
-    from complete_mue.sweep.grid import Sweep
-    from complete_mue.sweep.run import Status
+    from complete_mue.lab.sweep.executor import Executor
+    from complete_mue.lab.sweep.grid import Sweep
+    from complete_mue.lab.sweep.run import Status
 
 EXECUTORS = ("auto", "here", "processes", "ray")
 
@@ -148,13 +148,13 @@ def sweep_command(
     folder = out or Path("runs") / f"{task}-{name}-{scale}"
     if not dry_run and _already_done(folder, request, retry_failed):
         return
+    from complete_mue.lab.sweep.figures import base_config
+    from complete_mue.lab.sweep.figures import figure as named
+    from complete_mue.lab.sweep.files import read_sweep_file
+    from complete_mue.lab.sweep.grid import pinned_sweep
+    from complete_mue.lab.sweep.ledger import Ledger
+    from complete_mue.lab.sweep.run import check_data
     from complete_mue.layout.files import read_reference
-    from complete_mue.sweep.figures import base_config
-    from complete_mue.sweep.figures import figure as named
-    from complete_mue.sweep.files import read_sweep_file
-    from complete_mue.sweep.grid import pinned_sweep
-    from complete_mue.sweep.ledger import Ledger
-    from complete_mue.sweep.run import check_data
 
     tuned = read_reference(reference) if reference else None
     if figure.endswith(".toml"):
@@ -166,7 +166,7 @@ def sweep_command(
             "per_octave": per_octave, "hypers": hyper,
         }  # fmt: skip
         if figure == "roles":
-            from complete_mue.sweep.roles import role_sweep
+            from complete_mue.lab.sweep.roles import role_sweep
 
             sweep = role_sweep(base, scale, target or (), roles=role, **options)
         else:
@@ -214,9 +214,9 @@ def tune_command(
     Example:  mue tune lm --scale tiny --hyper lr
     """
     need_torch("mue tune")
-    from complete_mue.sweep.figures import SEEDS, base_config
-    from complete_mue.sweep.hypers import HYPERS
-    from complete_mue.sweep.tune import tune
+    from complete_mue.lab.sweep.figures import SEEDS, base_config
+    from complete_mue.lab.sweep.hypers import HYPERS
+    from complete_mue.lab.sweep.tune import tune
 
     base = base_config(task, scale, None, overrides or ())
     folder = out or Path("runs") / f"{task}-tune-{scale}"
@@ -249,8 +249,8 @@ def quickstart_command(
     Example:  mue quickstart --out runs/quickstart
     """
     need_torch("mue quickstart")
-    from complete_mue.sweep.quickstart import SPAN, base, sweep_of
-    from complete_mue.sweep.tune import tune
+    from complete_mue.lab.sweep.quickstart import SPAN, base, sweep_of
+    from complete_mue.lab.sweep.tune import tune
 
     began = time.monotonic()
     print("1. Tuning the learning rate of a tiny dense model …")
@@ -290,9 +290,9 @@ def _run(
     sweep: Sweep, folder: Path, executor: Executor, replicas: int | None, workers: int | None,
     request: dict[str, Any], retry_failed: bool, known: Sequence[Path] = (), trust_known: bool = False,
 ) -> None:  # fmt: skip
-    from complete_mue.sweep.capacity import replicas_that_fit
-    from complete_mue.sweep.run import run
-    from complete_mue.train.trainer import pick_device
+    from complete_mue.lab.sweep.capacity import replicas_that_fit
+    from complete_mue.lab.sweep.run import run
+    from complete_mue.lab.train.trainer import pick_device
 
     device = pick_device(sweep.reference.config.device)
     with _shown(sweep) as show:
@@ -308,8 +308,8 @@ def _run_whole(
     known: Sequence[Path] = (), trust_known: bool = False,
 ) -> None:  # fmt: skip
     """Run all of a sweep, what failed before too, or end with the cause: what follows needs every point."""
-    from complete_mue.sweep.grid import pinned_sweep
-    from complete_mue.sweep.run import check_data
+    from complete_mue.lab.sweep.grid import pinned_sweep
+    from complete_mue.lab.sweep.run import check_data
 
     sweep = pinned_sweep(sweep)
     if address is None:  # a cluster may have the data where this machine has none
@@ -321,7 +321,7 @@ def _run_whole(
 
 def _refuse_failures(folder: Path, points: Sequence[str], again: str) -> None:
     """End with an error where runs failed (a divergence is a result, not a failure)."""
-    from complete_mue.sweep.ledger import Ledger
+    from complete_mue.lab.sweep.ledger import Ledger
 
     if failures := Ledger(folder).failures(points):
         raise RunError(
@@ -331,15 +331,15 @@ def _refuse_failures(folder: Path, points: Sequence[str], again: str) -> None:
 
 
 def _executor(name: str, workers: int | None, address: str | None, sweep: Sweep) -> Executor:
-    from complete_mue.sweep.capacity import cores
-    from complete_mue.sweep.executor import Here, Processes
-    from complete_mue.train.trainer import pick_device
+    from complete_mue.lab.sweep.capacity import cores
+    from complete_mue.lab.sweep.executor import Here, Processes
+    from complete_mue.lab.train.trainer import pick_device
 
     if name not in EXECUTORS:
         raise RunError(f"executor {name!r}{nearest(name, EXECUTORS)}: give one of {', '.join(EXECUTORS)}")
     gpu = pick_device(sweep.reference.config.device).type == "cuda"
     if name == "ray":
-        from complete_mue.sweep.cluster import RayCluster
+        from complete_mue.lab.sweep.cluster import RayCluster
 
         return RayCluster(address, gpu=gpu)
     if address:
@@ -350,7 +350,7 @@ def _executor(name: str, workers: int | None, address: str | None, sweep: Sweep)
 
 
 def _already_done(folder: Path, request: dict[str, Any], retry_failed: bool) -> bool:
-    from complete_mue.sweep.ledger import settled
+    from complete_mue.lab.sweep.ledger import settled
 
     points = settled(folder, request, retry_failed=retry_failed)
     if points is not None:
@@ -382,7 +382,7 @@ def _command() -> str:
 
 
 def _describe(sweep: Sweep) -> None:
-    from complete_mue.sweep.grid import fusible
+    from complete_mue.lab.sweep.grid import fusible
 
     points = sweep.points()
     tokens = sum(point.config.budget.tokens for point in points)
@@ -401,8 +401,8 @@ def _describe(sweep: Sweep) -> None:
 def _report(folder: Path) -> None:
     from rich.console import Console
 
-    from complete_mue.report.files import write_report
-    from complete_mue.report.summary import summarize
+    from complete_mue.lab.report.files import write_report
+    from complete_mue.lab.report.summary import summarize
 
     console = Console(highlight=False, markup=False)
     summary = summarize(folder)

@@ -39,10 +39,10 @@ def train_command(
     Example:  mue train lm_tiny:16e4a budget.steps=200 betas=hold --out runs/moe
     """
     need_torch("mue train")
-    from complete_mue.recipes import RECIPES, configured
-    from complete_mue.train.config import read_config
-    from complete_mue.train.loop import train
-    from complete_mue.train.trainer import pick_device
+    from complete_mue.lab.recipes import RECIPES, configured
+    from complete_mue.lab.train.config import read_config
+    from complete_mue.lab.train.loop import train
+    from complete_mue.lab.train.trainer import pick_device
 
     if resume and restart:
         raise RunError("--resume goes on and --restart begins anew: give one of them")
@@ -71,8 +71,8 @@ def train_command(
 def _dry_run(config: Any) -> None:
     import torch
 
-    from complete_mue.train.flops import Cost
-    from complete_mue.train.task import build
+    from complete_mue.lab.train.flops import Cost
+    from complete_mue.lab.train.task import build
 
     with torch.device("meta"):
         task = build(config)
@@ -168,7 +168,7 @@ def sample_command(
     Example:  mue sample runs/lm_tiny-dense --prompt "def main(" --count 200
     """
     need_torch("mue sample")
-    from complete_mue.train.sample import draw_pictures, load_run, write_text
+    from complete_mue.lab.train.sample import draw_pictures, load_run, write_text
 
     config, model = load_run(run)
     if type(config.task).__name__ == "TextTask":

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from complete_mue.errors import FileError, MueError
-from complete_mue.report.html import report_html
-from complete_mue.report.stored import LEDGER, SWEEP_FILE
-from complete_mue.report.summary import Summary, summarize
+from complete_mue.lab.report.html import report_html
+from complete_mue.lab.report.stored import LEDGER, SWEEP_FILE
+from complete_mue.lab.report.summary import Summary, summarize
 
 LARGEST_REPORT = 64 * 2**20
 MOST_SWEEPS = 500

@@ -31,7 +31,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from complete_mue.errors import MueError, RunError
-from complete_mue.report.page import SCRIPT
+from complete_mue.lab.report.page import SCRIPT
 from complete_mue.web.answer import plan_answer
 from complete_mue.web.fields import FieldError
 from complete_mue.web.guard import Guard

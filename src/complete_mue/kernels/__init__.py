@@ -1,5 +1,0 @@
-"""One function, many kernels: what a token's routed experts give, computed as fast as the machine at hand allows."""
-
-from complete_mue.kernels.dispatch import KernelInfo, choose, list_kernels, routed_experts
-
-__all__ = ["KernelInfo", "choose", "list_kernels", "routed_experts"]

@@ -1,0 +1,352 @@
+"""``mue bench moe``: every kernel against the dense block of the same active width, forward + backward.
+
+The paper's two figures at 40,960 tokens, width 4096, bfloat16: capacity (h = 2048, k = 8, more experts) and granularity
+(h k = 16,384, E = 8 k, finer experts). On CPU the shapes shrink, and a third figure widens the experts.
+
+Kernels are timed on the routed part alone, with one routing drawn beforehand, so that all do the same work. The rows
+of one shape are timed in turns, and each row is the median of its repeats; a row that fails says why and ends nothing.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch import Tensor
+
+from complete_mue.errors import KernelError, ShapeError, nearest
+from complete_mue.lab.bench.machine import machine
+from complete_mue.lab.bench.records import DENSE, DENSE_COMPILED, FIGURES, BenchResult, BenchRow
+from complete_mue.lab.kernels.dispatch import KERNELS, KernelInfo, kernel_module, list_kernels
+from complete_mue.lab.nn.feed_forward import FeedForward
+from complete_mue.layout import FeedForward as FeedForwardSpec
+from complete_mue.layout.numbers import count
+
+__all__ = ["BenchResult", "BenchRow", "Case", "KernelInfo", "cases", "list_kernels", "run"]
+
+_WARM_UP = 2
+_GIB = 2.0**30
+
+
+@dataclass(frozen=True)
+class Case:
+    """One shape of one figure."""
+
+    figure: str
+    tokens: int
+    width: int
+    experts: int
+    active: int
+    expert_width: int
+    dtype: torch.dtype
+
+    @property
+    def shape(self) -> tuple[int, int, int, int, int]:
+        """Tokens, width, experts, activated experts, expert width: what a row calls its shape."""
+        return self.tokens, self.width, self.experts, self.active, self.expert_width
+
+    @property
+    def active_width(self) -> int:
+        """Width of the dense block it is compared with."""
+        return self.active * self.expert_width
+
+
+def cases(figure: str, device: str) -> tuple[Case, ...]:
+    """The shapes of a figure: the paper's on a GPU, smaller ones on CPU."""
+    if figure not in FIGURES:
+        raise ShapeError(f"figure {figure!r}{nearest(figure, FIGURES)}: figures are {', '.join(FIGURES)}")
+    if device == "cpu":
+        series = {
+            "width": [(64, 8, h) for h in (16, 32, 64, 128)],
+            "capacity": [(experts, 8, 32) for experts in (8, 16, 32, 64, 128)],
+            "granularity": [(8 * k, k, 256 // k) for k in (2, 4, 8, 16, 32)],
+        }
+        tokens, width, dtype = 4096, 128, torch.float32
+    else:
+        series = {
+            "width": [(64, 8, h) for h in (256, 512, 1024, 2048)],
+            "capacity": [(experts, 8, 2048) for experts in (8, 16, 32, 64, 128, 256)],
+            "granularity": [(8 * k, k, 16_384 // k) for k in (2, 4, 8, 16, 32, 64)],
+        }
+        tokens, width, dtype = 40_960, 4096, torch.bfloat16
+    return tuple(Case(figure, tokens, width, *shape, dtype) for shape in series[figure])
+
+
+def run(
+    figures: Sequence[str] | None = None,
+    device: str | None = None,
+    *,
+    repeats: int = 10,
+    kernels: Sequence[str] | None = None,
+    layer: bool = False,
+    progress: bool = True,
+    shapes: Sequence[Case] | None = None,
+    each: Callable[[BenchResult], object] = lambda result: None,
+) -> BenchResult:
+    """Time every kernel that can run here (or ``kernels``) at every shape of ``figures`` (or at ``shapes``).
+
+    ``figures`` defaults to the paper's two, on CPU with ``width`` too; ``kernels`` to all, on a GPU without
+    ``reference``, whose plain loop needs minutes there. ``layer`` adds whole layers, routing included. ``each`` is
+    called with all rows so far after every shape, so that a run that is cut short leaves what it has.
+    """
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise KernelError(f"device {device!r}: this machine or this torch has no CUDA; give device 'cpu'")
+    if device.split(":")[0] not in ("cpu", "cuda"):
+        raise KernelError(f"device {device!r}: give 'cuda' or 'cpu'")
+    count("repeats", repeats)
+    for name in kernels or ():
+        if name not in KERNELS:
+            raise KernelError(f"kernel {name!r}{nearest(name, KERNELS)}: kernels are {', '.join(KERNELS)}")
+    on_cpu = torch.device(device).type == "cpu"
+    names = tuple(kernels or (name for name in KERNELS if on_cpu or name != "reference"))
+    figures = figures or (("width", "capacity", "granularity") if on_cpu else ("capacity", "granularity"))
+    todo = shapes or [case for figure in figures for case in cases(figure, torch.device(device).type)]
+    rows: list[BenchRow] = []
+    where = machine(torch.device(device))
+    blocks: dict[tuple[object, ...], Callable[..., Tensor]] = {}
+    with _progress_bar(len(todo), progress) as advance, _many_compilations():
+        for case in todo:
+            advance(f"{case.figure} {case.experts}e{case.active}a h={case.expert_width}", 0)
+            done = [row for row in rows if row.shape[1:] == case.shape]  # two figures may share a shape
+            rows += [replace(row, figure=case.figure) for row in done] or _run_case(
+                case, torch.device(device), repeats, names, kernels is not None, layer, blocks
+            )
+            _free()
+            advance("", 1)
+            each(BenchResult(tuple(rows), where, repeats))
+    return BenchResult(tuple(rows), where, repeats)
+
+
+# -- what is timed ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """One shape's tensors, the same for every kernel."""
+
+    x: Tensor  # [tokens, width]
+    up: Tensor  # [experts, 2 expert_width, width]
+    down: Tensor  # [experts, width, expert_width]
+    index: Tensor  # [tokens, active]
+    weight: Tensor  # [tokens, active]
+    dy: Tensor  # [tokens, width]
+
+    @classmethod
+    def draw(cls, case: Case, device: torch.device) -> _Inputs:
+        generator = torch.Generator(device).manual_seed(0)
+
+        def normal(*shape: int, std: float = 1.0, grad: bool = True) -> Tensor:
+            values = torch.empty(shape, dtype=case.dtype, device=device)
+            return values.normal_(std=std, generator=generator).requires_grad_(grad)
+
+        logits = torch.randn(case.tokens, case.experts, device=device, generator=generator)
+        chosen, index = logits.topk(case.active)
+        return cls(
+            normal(case.tokens, case.width),
+            normal(case.experts, 2 * case.expert_width, case.width, std=case.width**-0.5),
+            normal(case.experts, case.width, case.expert_width, std=case.expert_width**-0.5),
+            index,
+            chosen.softmax(-1).mul_(case.active).requires_grad_(),
+            normal(case.tokens, case.width, grad=False),
+        )
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """One row to come: ``step`` runs forward and backward once; ``bytes`` is what its inputs and weights take."""
+
+    name: str
+    step: Callable[[], None]
+    bytes: int
+
+
+def _candidates(inputs: _Inputs, name: str) -> Iterator[tuple[str, Callable[[], _Candidate]]]:
+    """The rows of one kernel, by name, and how to make each; making one may fail, as any row may."""
+    module = kernel_module(name)
+
+    def candidate(label: str, function: Callable[..., Tensor], up: Tensor) -> _Candidate:
+        arguments = (inputs.x, up, inputs.down, inputs.index, inputs.weight)
+        leaves = (inputs.x, up, inputs.down, inputs.weight)
+
+        def step() -> None:
+            torch.autograd.grad(function(*arguments), leaves, inputs.dy)
+
+        return _Candidate(label, step, _bytes(*arguments, inputs.dy))
+
+    if name == "sonic":  # on its own weight layout, with its default tiling: it would tune for minutes at each shape
+        module.few_configs()
+        label = "sonic, default tiling"
+        up = module.native(inputs.up.detach()).requires_grad_()
+        yield label, lambda: candidate(label, module.routed_experts_native, up)
+        return
+    yield name, lambda: candidate(name, module.routed_experts, inputs.up)
+    if name == "grouped":
+        compiled = torch.compile(module.routed_experts, fullgraph=True, dynamic=False)
+        yield "grouped, compiled", lambda: candidate("grouped, compiled", compiled, inputs.up)
+
+
+def _layer_candidate(
+    case: Case,
+    inputs: _Inputs,
+    spec: FeedForwardSpec,
+    name: str,
+    kernel: str | None,
+    blocks: dict[tuple[object, ...], Callable[..., Tensor]],
+) -> _Candidate:
+    key = (name, spec, case.width, case.tokens, case.dtype)
+    if key not in blocks:  # the dense block is the same at many shapes: compile it once
+        layer = FeedForward(spec, case.width, kernel=kernel, device=inputs.x.device, dtype=case.dtype)
+        blocks[key] = torch.compile(layer, dynamic=False) if name == DENSE_COMPILED else layer
+    forward = blocks[key]
+    leaves = (inputs.x, *forward.parameters())  # type: ignore[attr-defined]
+
+    def step() -> None:
+        torch.autograd.grad(forward(inputs.x), leaves, inputs.dy)
+
+    return _Candidate(name, step, _bytes(*leaves, inputs.dy))
+
+
+def _run_case(
+    case: Case,
+    device: torch.device,
+    repeats: int,
+    kernels: Sequence[str],
+    forced: bool,
+    layer: bool,
+    blocks: dict[tuple[object, ...], Callable[..., Tensor]],
+) -> list[BenchRow]:
+    shape = (
+        case.tokens,
+        case.width,
+        case.experts,
+        case.active,
+        case.expert_width,
+        str(case.dtype).removeprefix("torch."),
+    )
+    try:
+        inputs = _Inputs.draw(case, device)
+    except RuntimeError as problem:
+        return [BenchRow(case.figure, name, *shape, error=_short(problem)) for name in kernels]
+    dense = FeedForwardSpec.dense(case.active_width)
+    moe = FeedForwardSpec.moe(case.experts, case.active, case.expert_width)
+    makers: list[tuple[str, Callable[[], _Candidate]]] = []
+    for label in (DENSE, DENSE_COMPILED):
+        makers.append((label, lambda label=label: _layer_candidate(case, inputs, dense, label, None, blocks)))
+    rows: list[BenchRow] = []
+    for name in kernels:
+        try:
+            reason = kernel_module(name).unavailable(inputs.x, inputs.up)
+        except ImportError as problem:
+            reason = str(problem)
+        if reason is not None:
+            rows += [BenchRow(case.figure, name, *shape, error=reason)] if forced else []
+            continue
+        makers += _candidates(inputs, name)
+        if layer:
+            label = f"layer, {name}"
+            makers.append((label, lambda label=label, name=name: _layer_candidate(case, inputs, moe, label, name, {})))
+
+    ready: list[tuple[_Candidate, float | None]] = []
+    for label, maker in makers:
+        try:
+            candidate = maker()
+            ready.append((candidate, _warm_up(candidate, device)))
+        except Exception as problem:
+            rows.append(BenchRow(case.figure, label, *shape, error=_short(problem)))
+            _free()
+    times: dict[str, list[float]] = {candidate.name: [] for candidate, _ in ready}
+    failed: dict[str, str] = {}
+    for _ in range(repeats):
+        for candidate, _ in ready:
+            if candidate.name in failed:
+                continue
+            try:
+                times[candidate.name].append(_milliseconds(candidate.step, device))
+            except Exception as problem:
+                failed[candidate.name] = _short(problem)
+    for candidate, peak in ready:
+        if candidate.name in failed:
+            rows.append(BenchRow(case.figure, candidate.name, *shape, error=failed[candidate.name]))
+            continue
+        taken = times[candidate.name]
+        summary = (statistics.median(taken), min(taken), max(taken))
+        rows.append(BenchRow(case.figure, candidate.name, *shape, *summary, peak_gib=peak))
+    return rows
+
+
+# -- how it is timed ----------------------------------------------------------------------------------------
+
+
+def _warm_up(candidate: _Candidate, device: torch.device) -> float | None:
+    """Compile, tune and fill caches; on CUDA, the peak memory of one step in GiB, without other rows' tensors."""
+    for _ in range(_WARM_UP):
+        candidate.step()
+    if device.type != "cuda":
+        return None
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    candidate.step()
+    torch.cuda.synchronize(device)
+    return (torch.cuda.max_memory_allocated(device) - before + candidate.bytes) / _GIB
+
+
+def _milliseconds(step: Callable[[], None], device: torch.device) -> float:
+    if device.type != "cuda":
+        step()  # the row before this one left the allocator's pages to itself; training would find its own again
+        start = time.perf_counter()
+        step()
+        return 1e3 * (time.perf_counter() - start)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    step()
+    end.record()
+    torch.cuda.synchronize(device)
+    return begin.elapsed_time(end)
+
+
+@contextmanager
+def _many_compilations() -> Iterator[None]:
+    """One compiled graph per shape, however many shapes."""
+    with torch._dynamo.config.patch(recompile_limit=256, accumulated_recompile_limit=1024):
+        yield
+    torch.compiler.reset()
+
+
+def _bytes(*tensors: Tensor) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _free() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _short(problem: BaseException) -> str:
+    """The first line of an error, so that a row stays a row."""
+    text = str(problem).strip().splitlines() or [""]
+    return f"{type(problem).__name__}: {text[0]}"[:200]
+
+
+@contextmanager
+def _progress_bar(total: int, shown: bool) -> Iterator[Callable[[str, int], None]]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=not shown) as bar:
+        task = bar.add_task("", total=total)
+
+        def advance(description: str, steps: int) -> None:
+            if description:
+                bar.update(task, description=description)
+            bar.advance(task, steps)
+
+        yield advance

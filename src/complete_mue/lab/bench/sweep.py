@@ -1,0 +1,139 @@
+"""``mue bench sweep``: K runs in one program against one run at a time, in total tokens per second, in one run.
+
+On a GPU the paper's proxy at 16k tokens per step (width 128, eight layers), bfloat16, compiled; on CPU `lm_tiny` in one
+thread, as a sweep's worker processes run it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from complete_mue.lab.bench.machine import machine
+from complete_mue.lab.recipes import recipe
+from complete_mue.lab.sweep.fused import train_fused
+from complete_mue.lab.train.config import RunConfig, override
+from complete_mue.lab.train.trainer import pick_device
+from complete_mue.layout.numbers import count
+from complete_mue.storage import write_json
+
+LAYOUTS = ("dense", "64e4a")
+_ON_GPU = ("lm_proxy", "shape.depth=8", "task.sequence=1024", "budget.batch_tokens=16384", "task.epochs=repeat")
+_ON_CPU = ("lm_tiny", "compile=false")
+_INTERVAL, _WARM_UP = 5, 3  # steps per timed interval, intervals that compile and warm up
+
+
+@dataclass(frozen=True)
+class SweepBenchRow:
+    """K runs of one layout in one program: the median of the timed intervals."""
+
+    layout: str
+    replicas: int
+    recorded: bool  # as a CUDA graph
+    tokens_per_step: int
+    ms_per_step: float
+    tokens_per_second: float
+    peak_gib: float | None
+
+
+@dataclass(frozen=True)
+class SweepBench:
+    """All rows of one run, and where they were timed."""
+
+    rows: tuple[SweepBenchRow, ...]
+    machine: dict[str, str]
+
+    def speedup(self, row: SweepBenchRow) -> float | None:
+        """Total tokens per second over those of one run at a time, both recorded or both not."""
+        alike = (r for r in self.rows if (r.layout, r.recorded) == (row.layout, row.recorded))
+        solo = next((r for r in alike if r.replicas == 1), None)
+        return None if solo is None else row.tokens_per_second / solo.tokens_per_second
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        rows = [{**dataclasses.asdict(row), "speedup": self.speedup(row)} for row in self.rows]
+        return {"machine": self.machine, "rows": rows}
+
+    def write(self, folder: Path) -> Path:
+        """Write sweep.json."""
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / "sweep.json", self.to_dict())
+        return folder / "sweep.json"
+
+    def table(self) -> Table:
+        """A table to print."""
+        table = Table(title=f"K runs in one program · {', '.join(self.machine.values())}", title_justify="left")
+        table.add_column("layout")
+        table.add_column("step")
+        for name in ("K", "ms / step", "tokens/s in all", "x one run", "peak GiB"):
+            table.add_column(name, justify="right")
+        for row in self.rows:
+            speedup, peak = self.speedup(row), row.peak_gib
+            table.add_row(
+                row.layout, "recorded" if row.recorded else "plain", str(row.replicas), f"{row.ms_per_step:.1f}",
+                f"{row.tokens_per_second:,.0f}",
+                "–" if speedup is None else f"{speedup:.2f}", "–" if peak is None else f"{peak:.1f}",
+            )  # fmt: skip
+        return table
+
+
+def run(
+    layouts: Sequence[str] = LAYOUTS,
+    replicas: Sequence[int] = (1, 9),
+    device: str = "auto",
+    *,
+    intervals: int = 8,
+    overrides: Sequence[str] = (),
+    each: Callable[[SweepBench], None] = lambda so_far: None,
+) -> SweepBench:
+    """Time every layout at every K, on a GPU also with the step recorded as a CUDA graph.
+
+    ``overrides`` change the config, ``each`` sees the rows so far.
+    """
+    count("intervals", intervals)
+    place = pick_device(device)
+    where, rows = machine(place, threads=1), []
+    for layout in layouts:
+        base, *changes = _ON_GPU if place.type == "cuda" else _ON_CPU
+        config = override(recipe(f"{base}:{layout}"), *changes, *overrides, f"device={place.type}")
+        for recorded in (False, True) if place.type == "cuda" else (False,):
+            for number in replicas:
+                rows.append(_time(config, layout, count("replicas", number), place, intervals, recorded))
+                each(SweepBench(tuple(rows), where))
+    return SweepBench(tuple(rows), where)
+
+
+def _time(
+    config: RunConfig, layout: str, replicas: int, device: torch.device, intervals: int, recorded: bool
+) -> SweepBenchRow:
+    steps = _INTERVAL * (_WARM_UP + intervals) + 1
+    config = override(config, f"budget.steps={steps}", f"log_every={_INTERVAL}", "betas=hold")
+    lr = config.reference.hyper.lr
+    configs = [override(config, f"reference.hyper.lr={lr * 2.0 ** (-k / 4)}") for k in range(replicas)]
+    threads, ticks = torch.get_num_threads(), []
+    if device.type == "cuda":
+        gc.collect()
+        torch.compiler.reset()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        torch.set_num_threads(1)
+    try:
+        train_fused(configs, graph=recorded, report=lambda step, losses: ticks.append(time.perf_counter()))
+    finally:
+        torch.set_num_threads(threads)
+    spans = [later - earlier for earlier, later in itertools.pairwise(ticks)][_WARM_UP:]
+    per_step = statistics.median(spans) / _INTERVAL
+    tokens = replicas * config.budget.batch_tokens
+    peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
+    return SweepBenchRow(layout, replicas, recorded, tokens, 1000 * per_step, tokens / per_step, peak)

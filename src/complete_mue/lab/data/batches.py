@@ -1,0 +1,75 @@
+"""What every source of pictures gives: images (or clips) with their text, by step."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from complete_mue.lab.data.sampling import Rows
+
+PADDING = 0  # the byte that fills captions up; no caption holds it
+
+
+@dataclass(frozen=True)
+class ImageBatch:
+    """Pictures and their text.
+
+    ``images`` float32 [rows, channels, (frames,) height, width]: pixels in [-1, 1], or latents. ``text``: byte tokens
+    int64 [rows, length], or features float32 [rows, length, size], NaN where there is no word.
+    """
+
+    images: Tensor
+    text: Tensor
+
+
+class Pictures(ABC):
+    """Items by number, batches by step. ``items`` is None where they never end."""
+
+    items: int | None
+    rows: Rows
+
+    @abstractmethod
+    def indices(self, step: int) -> NDArray[np.int64]:
+        """Numbers of the items of this rank's rows at ``step``."""
+
+    @abstractmethod
+    def at(self, items: NDArray[np.int64]) -> ImageBatch:
+        """The items of these numbers."""
+
+    @abstractmethod
+    def captions(self, items: NDArray[np.int64]) -> list[str]:
+        """Their captions."""
+
+    @abstractmethod
+    def identity(self) -> str:
+        """Says whether two sources have the same items."""
+
+    @property
+    def steps(self) -> int | None:
+        """Steps in one epoch; None where they never end."""
+        return None if self.items is None else self.items // self.rows.rows
+
+    def batch(self, step: int) -> ImageBatch:
+        """This rank's rows at ``step``."""
+        return self.at(self.indices(step))
+
+
+def caption_tokens(captions: Sequence[str], length: int) -> Tensor:
+    """UTF-8 bytes of captions, cut or filled up with 0 to ``length``: int64 [rows, length]."""
+    out = np.full((len(captions), length), PADDING, np.int64)
+    for row, caption in zip(out, captions, strict=True):
+        content = caption.encode("utf-8", errors="replace").replace(b"\0", b" ")[:length]
+        row[: len(content)] = np.frombuffer(content, np.uint8)
+    return torch.from_numpy(out)
+
+
+def pixels(images: NDArray[np.uint8]) -> Tensor:
+    """uint8 [rows, (frames,) height, width, channels] to float32 [rows, channels, (frames,) …] in [-1, 1]."""
+    moved = np.ascontiguousarray(np.moveaxis(images, -1, 1))
+    return torch.from_numpy(moved).to(torch.float32).mul_(2 / 255).sub_(1)

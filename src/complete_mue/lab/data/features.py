@@ -1,0 +1,350 @@
+"""Latents and text features computed once and kept on disk, then sampled like any other pictures.
+
+    folder/
+      manifest.json                       written last
+      features-00000.safetensors …        images [items, …], text [items, length(, size)], lengths [items]
+
+Shards appear whole or not at all; a killed run goes on after the last finished one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from complete_mue.errors import FileError, MueError, RunError, ShapeError
+from complete_mue.lab.data.batches import ImageBatch, Pictures
+from complete_mue.lab.data.encoders import Autoencoder, TextEncoder, fingerprint
+from complete_mue.lab.data.manifest import MANIFEST, PROGRESS
+from complete_mue.lab.data.optional import need
+from complete_mue.lab.data.progress import Meter
+from complete_mue.lab.data.reading import OpenFiles
+from complete_mue.lab.data.rows import StoredRows
+from complete_mue.lab.data.sampling import Rows, Sampling, part
+from complete_mue.layout.numbers import count
+from complete_mue.storage import exclusive, read_json, refuse_strangers, sha256, whole, write_json
+
+FORMAT = "complete_mue features"
+VERSION = 1
+STORED = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+_SHARD_NAME = re.compile(r"features-[0-9]{5,8}\.safetensors")
+
+
+@dataclass(frozen=True)
+class FeatureShard:
+    """One file of features."""
+
+    file: str
+    items: int
+    bytes: int
+    sha256: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.file, str) or not _SHARD_NAME.fullmatch(self.file):
+            raise ShapeError(f"shard file {self.file!r}: the name must be such as features-00000.safetensors")
+        count("items", self.items)
+        count("bytes", self.bytes)
+        if not isinstance(self.sha256, str) or not re.fullmatch(r"[0-9a-f]{64}", self.sha256):
+            raise ShapeError(f"sha256 {self.sha256!r}: must be 64 hexadecimal digits")
+
+
+@dataclass(frozen=True)
+class FeatureManifest:
+    """All there is to know about a folder of features. ``asked`` is what decides them."""
+
+    asked: Mapping[str, Any]
+    image_shape: tuple[int, ...]
+    text_shape: tuple[int, ...]
+    shards: tuple[FeatureShard, ...]
+
+    @property
+    def items(self) -> int:
+        """Pictures in all shards."""
+        return sum(shard.items for shard in self.shards)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As it stands in the file."""
+        return {"format": FORMAT, "version": VERSION, **asdict(self)}
+
+    def facts(self) -> dict[str, Any]:
+        """A summary in plain data."""
+        return {
+            "items": self.items,
+            "images": " x ".join(map(str, self.image_shape)),
+            "text": " x ".join(map(str, self.text_shape)),
+            "autoencoder": str(self.asked.get("autoencoder_name") or "none, pixels"),
+            "text_encoder": str(self.asked.get("text_encoder_name") or "none, bytes"),
+            "stored": str(self.asked.get("store")),
+            "shards": len(self.shards),
+        }
+
+    @classmethod
+    def read(cls, folder: str | Path) -> FeatureManifest:
+        """The manifest of a folder that ``cache_features`` wrote, every field checked."""
+        folder = Path(folder)
+        path = folder / MANIFEST
+        if not path.is_file() and (folder / PROGRESS).is_file():
+            raise FileError(f"{folder}: caching features there did not finish; run the same cache_features again")
+        data = read_json(path, "manifest of cached features")
+        try:
+            if data["format"] != FORMAT or data["version"] != VERSION:
+                raise ShapeError(f"format {data['format']!r} version {data['version']!r}, not {FORMAT!r} {VERSION}")
+            shapes = [tuple(count("size", size) for size in data[key]) for key in ("image_shape", "text_shape")]
+            if len(shapes[0]) not in (3, 4) or len(shapes[1]) not in (1, 2):
+                raise ShapeError(f"shapes {shapes}: images have 3 or 4 axes, texts 1 or 2")
+            shards = tuple(FeatureShard(**row) for row in data["shards"])
+            if not shards:
+                raise ShapeError("no shards")
+            return cls(dict(data["asked"]), shapes[0], shapes[1], shards)
+        except (MueError, KeyError, TypeError, ValueError, AttributeError) as problem:
+            said = f"no {problem}" if isinstance(problem, KeyError) else problem
+            raise FileError(f"{path}: not a manifest of cached features ({said}); cache them again") from None
+
+
+def cache_features(
+    source: Pictures,
+    out: str | Path,
+    *,
+    autoencoder: str | Path | nn.Module | Autoencoder | None = None,
+    text_encoder: str | Path | TextEncoder | None = None,
+    items: int | None = None,
+    text_length: int = 77,
+    store: str = "float16",
+    batch: int = 16,
+    shard_items: int = 1024,
+    device: str | torch.device = "cpu",
+    progress: bool = True,
+) -> FeatureManifest:
+    """Encode every item of ``source`` (the first ``items`` of an endless one) into the folder ``out``.
+
+    ``autoencoder`` and ``text_encoder`` are local folders, hub names, or loaded ones; without them pixels and bytes
+    are kept. The same call goes on where it was stopped and returns at once when all is done.
+    """
+    out = Path(out)
+    for name, value in (("text_length", text_length), ("batch", batch), ("shard_items", shard_items)):
+        count(name, value)
+    if store not in STORED:
+        raise ShapeError(f"store = {store!r}: give one of {', '.join(STORED)}")
+    if items is None and source.items is None:
+        raise ShapeError("items = None with an endless source: say how many items to cache")
+    total = count("items", items if items is not None else source.items)
+    if source.items is not None and total > source.items:
+        raise ShapeError(f"items = {total}: the source has {source.items}")
+    images, text = _autoencoder(autoencoder, device), _text_encoder(text_encoder, device)
+    asked = {
+        "source": source.identity(),
+        "items": total,
+        "shard_items": shard_items,
+        "store": store,
+        "text_length": text_length if text else None,
+        "autoencoder": fingerprint(images.module) if images else None,
+        "text_encoder": fingerprint(text.model) if text else None,
+        "autoencoder_name": images.name if images else None,
+        "text_encoder_name": text.name if text else None,
+    }
+    refuse_strangers(out, (MANIFEST, PROGRESS, "features-"), "cache_features")
+    with exclusive(out, "cache_features"), Meter(progress, total, "items") as meter:
+        if (out / MANIFEST).exists():
+            done = FeatureManifest.read(out)
+            _same(out, done.asked, asked)
+            return done
+        shards = _finished(out, asked)
+        meter.start("encoding")
+        shapes: list[tuple[int, ...]] = []
+        while sum(shard.items for shard in shards) < total:
+            first = sum(shard.items for shard in shards)
+            numbers = np.arange(first, min(first + shard_items, total))
+            encode = _Encode(source, images, text, text_length, STORED[store], batch, meter)
+            shards.append(_write(out / f"features-{len(shards):05d}.safetensors", encode(numbers)))
+            write_json(out / PROGRESS, {"asked": asked, "shards": [asdict(shard) for shard in shards]})
+        with _opened(out / shards[0].file) as file:
+            shapes = [tuple(file.get_slice(key).get_shape()[1:]) for key in ("images", "text")]
+        manifest = FeatureManifest(asked, shapes[0], shapes[1], tuple(shards))
+        write_json(out / MANIFEST, manifest.to_dict())
+        (out / PROGRESS).unlink(missing_ok=True)
+        return manifest
+
+
+@dataclass(frozen=True)
+class _Encode:
+    """Items to tensors."""
+
+    source: Pictures
+    images: Autoencoder | None
+    text: TextEncoder | None
+    text_length: int
+    store: torch.dtype
+    batch: int
+    meter: Meter
+
+    def __call__(self, numbers: NDArray[np.int64]) -> dict[str, Tensor]:
+        parts = [self._some(numbers[at : at + self.batch]) for at in range(0, len(numbers), self.batch)]
+        return {key: torch.cat([part[key] for part in parts]).contiguous() for key in parts[0]}
+
+    def _some(self, numbers: NDArray[np.int64]) -> dict[str, Tensor]:
+        given = self.source.at(numbers)
+        pictures = self.images.encode(given.images) if self.images else given.images
+        if self.text is None:
+            text, lengths = given.text.to(torch.uint8), (given.text != 0).sum(-1)
+        else:
+            text, lengths = self.text.encode(self.source.captions(numbers), self.text_length)
+            text = self._stored(text, "text features")
+        self.meter.at(int(numbers[-1]) + 1)
+        self.meter.tokens(len(numbers))
+        return {
+            "images": self._stored(pictures, "latents"), "text": text.cpu(), "lengths": lengths.to(torch.int32).cpu(),
+        }  # fmt: skip
+
+    def _stored(self, tensor: Tensor, what: str) -> Tensor:
+        tensor = tensor.to(self.store).cpu()
+        if not tensor.isfinite().all():
+            raise RunError(f'{what}: not finite in {self.store}; say store="float32", or look at the encoder')
+        return tensor
+
+
+class FeatureData(Pictures):
+    """A folder that ``cache_features`` wrote: latents as images, features (or bytes) as text.
+
+    Text features are NaN after a caption's last token, which the diffusion transformer reads as "no text".
+    """
+
+    items: int
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        rows: int,
+        held_out: float = 0.0,
+        split: str = "train",
+        seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
+        epochs: str = "single",
+        verify: bool = False,
+    ) -> None:
+        self.folder, self.manifest = Path(folder), FeatureManifest.read(folder)
+        for shard in self.manifest.shards:
+            path = self.folder / shard.file
+            if not path.is_file() or path.stat().st_size != shard.bytes:
+                raise FileError(f"{path}: missing, cut off or changed; cache the features again")
+            if verify and sha256(path) != shard.sha256:
+                raise FileError(f"{path}: its checksum is not the manifest's: changed since; cache the features again")
+        self._starts = np.cumsum([0, *(shard.items for shard in self.manifest.shards)])
+        self._first, self.items = part(self.manifest.items, held_out, split)
+        self.rows = Rows(rows, rank, world)
+        self._sampling = Sampling(self.items, self.rows, seed, epochs, f"{folder}, {split}: pictures")
+        self._files, self._shards = OpenFiles("cache the features again"), dict[int, StoredRows]()
+
+    def __len__(self) -> int:
+        return self._sampling.steps
+
+    def identity(self) -> str:
+        """The shards' checksums, and which items of them."""
+        return f"{[shard.sha256 for shard in self.manifest.shards]} {self._first} {self.items}"
+
+    def indices(self, step: int) -> NDArray[np.int64]:
+        """Shuffled; a step past the single epoch is an error."""
+        return self._sampling.indices(step)
+
+    def captions(self, items: NDArray[np.int64]) -> list[str]:
+        """Only bytes can be read back as text."""
+        if len(self.manifest.text_shape) != 1:
+            raise ShapeError(f"{self.folder}: captions are stored as features, not as text")
+        return [bytes(row.tolist()).rstrip(b"\0").decode("utf-8", "replace") for row in self.at(items).text]
+
+    def at(self, items: NDArray[np.int64]) -> ImageBatch:
+        """Read the items of these numbers."""
+        numbers = self._first + items
+        places = np.searchsorted(self._starts, numbers, side="right") - 1
+        images = torch.empty(len(items), *self.manifest.image_shape)
+        features = len(self.manifest.text_shape) == 2
+        text = torch.empty(len(items), *self.manifest.text_shape, dtype=torch.float32 if features else torch.int64)
+        for row, (number, place) in enumerate(zip(numbers.tolist(), places.tolist(), strict=True)):
+            inside, shard = number - int(self._starts[place]), self._shard(place)
+            try:
+                images[row], text[row] = shard.row("images", inside), shard.row("text", inside)
+                words = int(shard.row("lengths", inside)) if features else 0
+            except (RuntimeError, ValueError) as problem:
+                if isinstance(problem, FileError):
+                    raise
+                raise FileError(
+                    f"{shard.path}: not what the manifest says ({problem}); cache the features again"
+                ) from None
+            for what, tensor in (("images", images[row]), ("text", text[row, :words])):
+                if not tensor.isfinite().all():
+                    raise FileError(
+                        f"{shard.path}: {what} of item {inside} hold NaN or infinity; look at the encoder that made "
+                        "them, and cache the features again"
+                    )
+            if features:
+                text[row, words:] = torch.nan
+        return ImageBatch(images, text)
+
+    def _shard(self, place: int) -> StoredRows:
+        if place not in self._shards:
+            self._shards[place] = StoredRows(self.folder / self.manifest.shards[place].file, self._files)
+        return self._shards[place]
+
+
+def _autoencoder(given: str | Path | nn.Module | Autoencoder | None, device: str | torch.device) -> Autoencoder | None:
+    if isinstance(given, str | Path):
+        return Autoencoder.load(given, device=device)
+    return Autoencoder(given.to(device)) if isinstance(given, nn.Module) else given
+
+
+def _text_encoder(given: str | Path | TextEncoder | None, device: str | torch.device) -> TextEncoder | None:
+    return TextEncoder.load(given, device=device) if isinstance(given, str | Path) else given
+
+
+def _opened(path: Path) -> Any:
+    safetensors = need("safetensors", "cached features")
+    try:
+        return safetensors.safe_open(str(path), framework="pt")
+    except (OSError, safetensors.SafetensorError) as problem:
+        raise FileError(f"{path}: not a safetensors file ({problem}); cache the features again") from None
+
+
+def _write(path: Path, tensors: dict[str, Tensor]) -> FeatureShard:
+    content = need("safetensors.torch", "cached features").save(tensors)
+    with whole(path) as file:
+        file.write(content)
+    return FeatureShard(path.name, len(tensors["images"]), len(content), sha256(path))
+
+
+def _finished(out: Path, asked: Mapping[str, Any]) -> list[FeatureShard]:
+    """Shards of an earlier call, up to the first that is not whole."""
+    path = out / PROGRESS
+    if not path.exists():
+        write_json(path, {"asked": asked, "shards": []})
+        return []
+    data = read_json(path, "record of unfinished features")
+    try:
+        before, shards = dict(data["asked"]), [FeatureShard(**row) for row in data["shards"]]
+    except (KeyError, TypeError, ValueError) as problem:
+        raise FileError(
+            f"{path}: not a record of unfinished features ({problem!r}); empty the folder and start anew"
+        ) from None
+    if shards:
+        _same(out, before, asked)
+    kept = []
+    for shard in shards:
+        file = out / shard.file
+        if not file.is_file() or file.stat().st_size != shard.bytes:
+            break
+        kept.append(shard)
+    return kept
+
+
+def _same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    for name, value in now.items():
+        if before.get(name) != value and not name.endswith("_name"):
+            raise FileError(f"{folder}: begun with another {name}; give another folder, or empty this one")

@@ -1,0 +1,136 @@
+"""Endless captioned scenes: two coloured shapes and how they stand to each other, or a single large shape.
+
+    Scenes   "a red circle left of a blue square on black"
+    Shapes   "a red circle on black"
+
+Item i of seed s is always the same picture; nothing is stored and nothing downloaded.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from complete_mue.errors import ShapeError
+from complete_mue.lab.data.batches import ImageBatch, Pictures, caption_tokens
+from complete_mue.lab.data.drawing import BACKGROUNDS, COLOURS, SHAPES, article, draw, palette
+from complete_mue.lab.data.randomness import choice, uniform
+from complete_mue.lab.data.sampling import Rows
+from complete_mue.layout.numbers import count
+
+RELATIONS = ("left of", "right of", "above", "below")
+SMALLEST = 8
+_SIZES = (len(COLOURS), len(SHAPES), len(RELATIONS), len(COLOURS) - 1, len(SHAPES), len(BACKGROUNDS))
+_SHAPE_SIZES = (len(COLOURS), len(SHAPES), len(BACKGROUNDS))
+
+
+class Scenes(Pictures):
+    """Pictures float32 [rows / world, 3, size, size], captions as bytes [rows / world, text_length].
+
+    ``rows`` are those of the global batch, which is the same for every number of ranks.
+    """
+
+    items = None
+
+    def __init__(
+        self, *, size: int = 32, rows: int = 64, text_length: int = 56, seed: int = 0, rank: int = 0, world: int = 1
+    ) -> None:
+        self.size = picture_size(size)
+        self.rows, self.seed = Rows(rows, rank, world), seed
+        self.text_length = count("text_length", text_length)
+
+    def indices(self, step: int) -> NDArray[np.int64]:
+        """The rows are numbered through; every number is a new scene."""
+        return self.rows.numbers(step)
+
+    def identity(self) -> str:
+        """Everything the items depend on."""
+        return f"{type(self).__name__} {self.size} {self.seed}"
+
+    def captions(self, items: NDArray[np.int64]) -> list[str]:
+        """What the pictures show."""
+        table = _captions()
+        return [table[number] for number in self._numbers(items).tolist()]
+
+    def at(self, items: NDArray[np.int64]) -> ImageBatch:
+        """Draw the scenes of these numbers."""
+        numbers = self._numbers(items)
+        colour, shape, relation, other, second, ground = np.unravel_index(numbers, _SIZES)
+        colours, seed = palette(COLOURS), self.seed
+        # Along the relation's axis the first shape stands in one half and the second in the other, apart by their
+        # radii; across it both stand anywhere.
+        first_along, second_along = 0.2 + 0.1 * uniform(seed, items, 1), 0.7 + 0.1 * uniform(seed, items, 2)
+        swapped = relation % 2 == 1  # right of, below
+        first_along, second_along = (
+            np.where(swapped, second_along, first_along),
+            np.where(swapped, first_along, second_along),
+        )
+        first_across, second_across = 0.22 + 0.56 * uniform(seed, items, 3), 0.22 + 0.56 * uniform(seed, items, 4)
+        upright = relation >= 2  # above, below: the axis is y
+        canvas = np.empty((len(items), 3, self.size, self.size), np.float32)
+        canvas[:] = palette(BACKGROUNDS)[ground][:, :, None, None]
+        for what, tint, along, across, number in (
+            (shape, colour, first_along, first_across, 5),
+            (second, other + (other >= colour), second_along, second_across, 6),
+        ):
+            x, y = np.where(upright, across, along), np.where(upright, along, across)
+            draw(canvas, what, colours[tint], x, y, 0.14 + 0.06 * uniform(seed, items, number))
+        return ImageBatch(torch.from_numpy(canvas), _caption_tokens(self.text_length)[torch.from_numpy(numbers)].long())
+
+    def _numbers(self, items: NDArray[np.int64]) -> NDArray[np.int64]:
+        return choice(self.seed, items, 0, int(np.prod(_SIZES)))
+
+
+class Shapes(Scenes):
+    """One large shape on its background: what a tiny model learns to draw in a minute."""
+
+    def captions(self, items: NDArray[np.int64]) -> list[str]:
+        """What the pictures show."""
+        table = _shape_captions()
+        return [table[number] for number in self._numbers(items).tolist()]
+
+    def at(self, items: NDArray[np.int64]) -> ImageBatch:
+        """Draw the shapes of these numbers."""
+        numbers, seed = self._numbers(items), self.seed
+        colour, shape, ground = np.unravel_index(numbers, _SHAPE_SIZES)
+        canvas = np.empty((len(items), 3, self.size, self.size), np.float32)
+        canvas[:] = palette(BACKGROUNDS)[ground][:, :, None, None]
+        x, y = (0.45 + 0.1 * uniform(seed, items, number) for number in (1, 2))
+        draw(canvas, shape, palette(COLOURS)[colour], x, y, 0.33 + 0.06 * uniform(seed, items, 3))
+        tokens = caption_tokens(_shape_captions(), self.text_length)
+        return ImageBatch(torch.from_numpy(canvas), tokens[torch.from_numpy(numbers)])
+
+    def _numbers(self, items: NDArray[np.int64]) -> NDArray[np.int64]:
+        return choice(self.seed, items, 0, int(np.prod(_SHAPE_SIZES)))
+
+
+def picture_size(size: int) -> int:
+    """A size at which shapes can still be told apart."""
+    if count("size", size) < SMALLEST:
+        raise ShapeError(f"size = {size}: give at least {SMALLEST} pixels")
+    return size
+
+
+@lru_cache(maxsize=1)
+def _captions() -> list[str]:
+    """The caption of every scene."""
+    colours, backgrounds = list(COLOURS), list(BACKGROUNDS)
+    return [
+        f"{article(colours[colour])} {SHAPES[shape]} {RELATIONS[relation]} "
+        f"{article(colours[other + (other >= colour)])} {SHAPES[second]} on {backgrounds[ground]}"
+        for colour, shape, relation, other, second, ground in np.ndindex(*_SIZES)
+    ]
+
+
+@lru_cache(maxsize=1)
+def _shape_captions() -> list[str]:
+    return [f"{article(c)} {shape} on {ground}" for c in COLOURS for shape in SHAPES for ground in BACKGROUNDS]
+
+
+@lru_cache(maxsize=4)
+def _caption_tokens(length: int) -> Tensor:
+    return caption_tokens(_captions(), length).to(torch.uint8)

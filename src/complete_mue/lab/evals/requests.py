@@ -1,0 +1,195 @@
+"""Questions and answers as files, for a machine that has the model and a GPU but not lm-evaluation-harness.
+
+    1. with the harness      tasks -> requests file       (`mue eval --requests-out FILE --data DIR`)
+    2. with torch alone      requests, run -> answers     (`mue eval RUN --requests FILE`)
+    3. with the harness      answers -> scores            (`mue eval --answers FILE --data DIR`)
+
+Both files are xz-packed JSON lines: a header, then one line per task. A task's questions have a checksum, and answers
+count only for questions with the same one, so a changed prompt or data file cannot go unnoticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from complete_mue.errors import FileError, RunError
+from complete_mue.lab.evals.scoring import Answer, Generation, Scorer, Tick
+from complete_mue.lab.evals.tasks import EvalTask
+from complete_mue.storage import whole
+
+FORMAT = 1
+Questions = list[tuple[str, str]] | list[Generation]
+
+
+@dataclass(frozen=True)
+class TaskRequests:
+    """All questions of one task to a model: (context, continuation) pairs, or texts to go on with."""
+
+    task: str
+    questions: Questions
+
+    @property
+    def checksum(self) -> str:
+        """Changes with any question or their order."""
+        plain = [asdict(q) if isinstance(q, Generation) else q for q in self.questions]
+        return hashlib.sha256(json.dumps(plain).encode("utf-8")).hexdigest()[:16]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; a context that several continuations share is written once."""
+        first = self.questions[0] if self.questions else None
+        if isinstance(first, Generation):
+            return {"task": self.task, "checksum": self.checksum, "texts": [asdict(q) for q in self.questions]}
+        pairs = groupby(self.questions, key=lambda pair: pair[0])
+        grouped = [[context, [continuation for _, continuation in same]] for context, same in pairs]
+        return {"task": self.task, "checksum": self.checksum, "pairs": grouped}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> TaskRequests:
+        """Back from plain data."""
+        if "texts" in data:
+            texts = [Generation(q["context"], tuple(q["stops"]), q["most"]) for q in data["texts"]]
+            made = cls(data["task"], texts)
+        else:
+            made = cls(data["task"], [(c, text) for c, continuations in data["pairs"] for text in continuations])
+        if made.checksum != data["checksum"]:
+            raise ValueError(f"{made.task}: its questions do not have the checksum they were written with")
+        return made
+
+    def answer(self, scorer: Scorer, tick: Tick) -> list[Any]:
+        """What a model answers, in order."""
+        if self.questions and isinstance(self.questions[0], Generation):
+            return list(scorer.generate(self.questions, tick))  # type: ignore[arg-type]
+        return [list(answer) for answer in scorer.loglikelihoods(self.questions, tick)]  # type: ignore[arg-type]
+
+
+def build(task: EvalTask, folder: Path, shots: int, limit: int | None) -> TaskRequests:
+    """A task's questions, as the harness asks them."""
+    recorder = _recorder()
+    from complete_mue.lab.evals.harness import evaluate
+
+    evaluate(task, recorder, folder, shots, limit)
+    return TaskRequests(task.name, recorder.questions)
+
+
+def _recorder() -> Any:
+    from complete_mue.lab.evals.harness import generation, need_harness
+
+    need_harness()
+    from lm_eval.api.model import LM
+
+    class Recorder(LM):  # type: ignore[misc]
+        """A model that only listens."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.questions: list[Any] = []
+
+        def loglikelihood(self, requests: list[Any]) -> list[Answer]:
+            self.questions += [tuple(request.args) for request in requests]
+            return [(0.0, False)] * len(requests)
+
+        def loglikelihood_rolling(self, requests: list[Any]) -> list[float]:
+            raise RunError("whole texts are not among the questions of these tasks")
+
+        def generate_until(self, requests: list[Any]) -> list[str]:
+            self.questions += [generation(*request.args) for request in requests]
+            return [""] * len(requests)
+
+    return Recorder()
+
+
+def replay(name: str, checksum: str, answers: list[Any]) -> Any:
+    """A harness model that gives recorded answers to the very questions they were recorded for."""
+    from complete_mue.lab.evals.harness import generation, need_harness
+
+    need_harness()
+    from lm_eval.api.model import LM
+
+    def given(questions: list[Any]) -> list[Any]:
+        if TaskRequests(name, questions).checksum != checksum or len(questions) != len(answers):
+            raise RunError(
+                f"{name}: the answers are to other questions: give the --data, and the version of "
+                "lm-evaluation-harness, with which the requests were made"
+            )
+        return answers
+
+    class Replay(LM):  # type: ignore[misc]
+        """Answers from a file."""
+
+        def loglikelihood(self, requests: list[Any]) -> list[Answer]:
+            return [(float(a), bool(b)) for a, b in given([tuple(request.args) for request in requests])]
+
+        def loglikelihood_rolling(self, requests: list[Any]) -> list[float]:
+            raise RunError("whole texts are not among the questions of these tasks")
+
+        def generate_until(self, requests: list[Any]) -> list[str]:
+            return [str(text) for text in given([generation(*request.args) for request in requests])]
+
+    return Replay()
+
+
+def write_requests(path: Path, about: dict[str, Any], tasks: Iterable[TaskRequests]) -> None:
+    """A requests file, whole or not at all."""
+    _write(path, {"kind": "requests", **about}, (task.to_dict() for task in tasks))
+
+
+def read_requests(path: Path) -> tuple[dict[str, Any], list[TaskRequests]]:
+    """A requests file's header and tasks."""
+    header, lines = _read(path, "requests")
+    try:
+        return header, [TaskRequests.from_dict(line) for line in lines]
+    except (ValueError, KeyError, TypeError) as problem:
+        raise FileError(f"{path}: damaged ({problem}); make it again with `mue eval --requests-out`") from None
+
+
+def answer_requests(
+    path: Path, out: Path, scorer: Scorer, model: dict[str, Any], progress: Callable[[str], Tick]
+) -> None:
+    """Answer every task of a requests file into ``out``; answers that are there already, by this model, are kept."""
+    asked, tasks = read_requests(path)
+    header = {**{key: asked[key] for key in ("shots", "limit")}, "model": model}
+    done: dict[str, dict[str, Any]] = {}
+    if out.exists():
+        earlier, lines = read_answers(out)
+        done = lines if {key: earlier.get(key) for key in header} == header else {}
+    for task in tasks:
+        if done.get(task.task, {}).get("checksum") != task.checksum:
+            answers = task.answer(scorer, progress(task.task))
+            done[task.task] = {"task": task.task, "checksum": task.checksum, "answers": answers}
+            _write(out, {"kind": "answers", **header}, done.values())
+
+
+def read_answers(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """An answers file's header, and its lines by task."""
+    header, lines = _read(path, "answers")
+    try:
+        return header, {line["task"]: {key: line[key] for key in ("task", "checksum", "answers")} for line in lines}
+    except (KeyError, TypeError) as problem:
+        raise FileError(f"{path}: damaged ({problem}); answer the requests again") from None
+
+
+def _write(path: Path, header: dict[str, Any], lines: Iterable[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole(path) as file, lzma.open(file, "wb", preset=1) as packed:
+        for line in ({"format": FORMAT, **header}, *lines):
+            packed.write(json.dumps(line, ensure_ascii=False).encode("utf-8") + b"\n")
+
+
+def _read(path: Path, kind: str) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
+    try:
+        with lzma.open(path, "rt", encoding="utf-8") as file:
+            header, *lines = [json.loads(line) for line in file]
+        if header.get("format") != FORMAT or header.get("kind") != kind:
+            raise ValueError(f"a file of kind {header.get('kind')!r}, format {header.get('format')!r}")
+    except OSError as problem:
+        raise FileError(f"{path}: {problem.strerror or problem}; give a file of {kind} written by `mue eval`") from None
+    except (ValueError, AttributeError, EOFError, RecursionError, lzma.LZMAError) as problem:
+        raise FileError(f"{path}: no file of {kind} ({problem}); give one written by `mue eval`") from None
+    return header, iter(lines)

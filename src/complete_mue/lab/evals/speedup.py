@@ -1,0 +1,121 @@
+"""Convergence speedup of two trained runs: the paper's dense steps over MoE steps to the same loss."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from complete_mue.errors import RunError
+from complete_mue.lab.report.speedup import Speedup, speedup_curves
+from complete_mue.lab.train.config import RunConfig, read_config
+from complete_mue.lab.train.directory import read_metrics, with_loss
+from complete_mue.storage import whole
+
+_ROWS = 9
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs and the curve between them."""
+
+    reference: str
+    target: str
+    curve: Speedup
+    batch_ratio: float  # tokens per step of the target over those of the reference
+
+    @property
+    def median(self) -> float:
+        """The middle ratio of steps over the loss levels."""
+        assert self.curve.median is not None
+        return self.curve.median
+
+
+def compare(reference: Path, target: Path) -> Comparison:
+    """Steps of ``reference`` over steps of ``target``, at losses both reach at full learning rate."""
+    configs = [read_config(run / "config.json") for run in (reference, target)]
+    _comparable(*configs)
+    curves = [_losses(run) for run in (reference, target)]
+    stable = [config.schedule.stable for config in configs]
+    phases = tuple((phase.start, phase.stop) for phase in stable)
+    found = speedup_curves(*curves[0], *curves[1], phases)  # type: ignore[arg-type]
+    if found.median is None:
+        raise RunError(
+            f"{reference} and {target}: no loss that both reach in their stable phases "
+            f"({', '.join(f'steps {a} to {b}' for a, b in phases)}); train longer, or compare runs of like quality"
+        )
+    names = [config.name for config in configs]
+    if names[0] == names[1]:
+        names = [str(reference), str(target)]
+    ratio = configs[1].budget.batch_tokens / configs[0].budget.batch_tokens
+    return Comparison(names[0], names[1], found, ratio)
+
+
+def _comparable(reference: RunConfig, target: RunConfig) -> None:
+    known = bool(reference.task.data and target.task.data)  # runs of before name their data by path alone
+    one, two = (
+        dataclasses.replace(task, source=task.data if known else task.source, data="")
+        for task in (reference.task, target.task)
+    )
+    if one != two:
+        raise RunError(
+            f"the runs have different tasks ({reference.task} and {target.task}): their losses cannot be compared; "
+            "give two runs on the same data with the same sequence"
+        )
+
+
+def _losses(run: Path) -> tuple[list[float], list[float]]:
+    lines = with_loss(read_metrics(run))
+    if not lines:
+        raise RunError(f"{run}: has no losses in metrics.jsonl; give the directory of a trained run")
+    return [float(line["step"]) for line in lines], [float(line["loss"]) for line in lines]
+
+
+def to_dict(found: Comparison) -> dict[str, Any]:
+    """Plain data."""
+    about = {"reference": found.reference, "target": found.target, "batch_ratio": found.batch_ratio}
+    return {**about, "median": found.median, **asdict(found.curve)}
+
+
+def to_text(found: Comparison) -> str:
+    """The median, and the ratio at a few losses."""
+    curve = found.curve
+    lines = [f"{found.target} over {found.reference}: {found.median:.2f}x fewer steps to the same loss (median)"]
+    if found.batch_ratio != 1:
+        lines.append(
+            f"a step of the first has {found.batch_ratio:g}x the tokens: "
+            f"{found.median / found.batch_ratio:.2f}x fewer tokens"
+        )
+    lines.append(f"{'loss':>8}  {'steps, reference':>16}  {'steps, target':>13}  {'ratio':>6}")
+    last = len(curve.loss) - 1
+    for number in sorted({round(i * last / (_ROWS - 1)) for i in range(_ROWS)}):
+        loss, ratio = curve.loss[number], curve.ratio[number]
+        lines.append(
+            f"{loss:8.4f}  {curve.reference_steps[number]:16.0f}  {curve.target_steps[number]:13.0f}  {ratio:6.2f}"
+        )
+    return "\n".join(lines)
+
+
+def draw(found: Comparison, path: Path) -> Path | None:
+    """The ratio along the loss as PNG; None without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return None
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(found.curve.loss, found.curve.ratio, marker=".")
+    axes.axhline(found.median, linestyle="--", linewidth=1, color="grey", label=f"median {found.median:.2f}x")
+    axes.invert_xaxis()  # training goes to the right
+    axes.set(
+        xlabel="smoothed loss", ylabel=f"steps of {found.reference} / steps of {found.target}",
+        title="Convergence speedup, stable phase", ylim=(0, 1.15 * max(found.curve.ratio)),
+    )  # fmt: skip
+    axes.legend()
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=150)
+    with whole(path) as file:
+        file.write(picture.getvalue())
+    return path

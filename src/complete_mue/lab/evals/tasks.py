@@ -1,0 +1,203 @@
+"""The paper's 13 tasks (its appendix on LLM benchmark evaluation): split, count, metric, chance level, prompt.
+
+Prompts follow lm-evaluation-harness where it has the task on the same fields (ARC, PIQA, HellaSwag, BoolQ, MMLU) and
+the MosaicML Eval Gauntlet, whose sets and counts are the paper's, for the rest. Multiple-choice tasks score each
+choice after the question and take the likeliest; WinoGrande scores one ending after each of two beginnings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from complete_mue.errors import RunError, nearest
+from complete_mue.lab.evals.documents import Record, checksum, find, read_records
+
+Kind = Literal["choice", "schema", "word", "arithmetic"]
+LETTERS = "ABCDE"
+PAPER_SHOTS = 5
+
+
+@dataclass(frozen=True)
+class EvalTask:
+    """One task. ``document`` turns a record of the file into what the prompt needs; ``keys`` are those it reads."""
+
+    name: str
+    title: str
+    area: str
+    split: str
+    count: int
+    kind: Kind
+    chance: float
+    keys: tuple[str, ...]
+    document: Callable[[Record], dict[str, Any]]
+    own_pool: bool = True  # examples come from NAME.fewshot; else from the evaluation file, never the item itself
+    by_subject: bool = False  # the first examples of the item's own subject, in file order
+
+    @property
+    def metric(self) -> str:
+        """The score of the table, in lm-evaluation-harness's words."""
+        return "exact_match" if self.kind == "arithmetic" else "acc"
+
+    def files(self, folder: Path) -> list[Path]:
+        """The evaluation file, then the file of examples if the task has one."""
+        return [find(folder, self.name), *([find(folder, f"{self.name}.fewshot")] if self.own_pool else [])]
+
+    def checksum(self, folder: Path) -> str:
+        """Changes with the data."""
+        return checksum(self.files(folder))
+
+    def read(self, folder: Path) -> dict[str, list[dict[str, Any]]]:
+        """Documents to evaluate on (``test``) and to show as examples (``fewshot``, if the task has its own)."""
+        splits = zip(("test", "fewshot"), self.files(folder), strict=False)
+        return {split: [self.document(r) for r in read_records(path, self.keys)] for split, path in splits}
+
+
+def select(names: Iterable[str] | None) -> list[EvalTask]:
+    """Tasks by name, in the paper's order; all of them for None."""
+    if names is None:
+        return list(TASKS.values())
+    wanted = [name.strip() for name in names if name.strip()]
+    for name in wanted:
+        if name not in TASKS:
+            raise RunError(f"task {name!r}{nearest(name, TASKS)}: tasks are {', '.join(TASKS)}")
+    if not wanted:
+        raise RunError(f"no task named: tasks are {', '.join(TASKS)}")
+    return [task for task in TASKS.values() if task.name in wanted]
+
+
+def _question(record: Record) -> dict[str, Any]:
+    query = f"Question: {record['question']}\nAnswer:"
+    return {"query": query, "choices": record["choices"], "gold": record["gold"]}
+
+
+def _goal(record: Record) -> dict[str, Any]:
+    query = f"Question: {record['goal']}\nAnswer:"
+    return {"query": query, "choices": record["choices"], "gold": record["gold"]}
+
+
+def _query(record: Record) -> dict[str, Any]:
+    return {"query": record["query"], "choices": record["choices"], "gold": record["gold"]}
+
+
+def _passage(record: Record) -> dict[str, Any]:
+    query = f"{record['passage']}\nQuestion: {record['question']}?\nAnswer:"
+    return {"query": query, "choices": record["choices"], "gold": record["gold"]}
+
+
+def _subject(record: Record) -> dict[str, Any]:
+    subject = record["subject"].replace("_", " ")
+    lines = [f"{letter}. {choice}" for letter, choice in zip(LETTERS, record["choices"], strict=False)]
+    return {
+        "description": f"The following are multiple choice questions (with answers) about {subject}.\n\n",
+        "query": "\n".join([record["question"].strip(), *lines, "Answer:"]),
+        "choices": list(LETTERS[: len(lines)]),
+        "gold": record["gold"],
+        "subject": record["subject"],
+    }
+
+
+def _exam(record: Record) -> dict[str, Any]:
+    lines = [f"{letter}.) {choice}" for letter, choice in zip(LETTERS, record["choices"], strict=False)]
+    return {
+        "query": "\n".join(
+            [f"Passage: {record['passage']}", f"Q: {record['question']}", "Choices:", *lines, "Answer:"]
+        ),
+        "choices": list(LETTERS[: len(lines)]),
+        "gold": record["gold"],
+    }
+
+
+def _schema(record: Record) -> dict[str, Any]:
+    return {"choices": record["context_options"], "target": record["continuation"], "gold": record["gold"]}
+
+
+def _last_word(record: Record) -> dict[str, Any]:
+    return {"query": record["context"], "target": f" {record['continuation']}"}
+
+
+def _arithmetic(record: Record) -> dict[str, Any]:
+    answer = number(str(record["answer"]))
+    return {
+        "query": f"Question: {record['question']}\nAnswer:",
+        "target": f"{_working(record['equation'])} = {answer}. The answer is {answer}.",
+        "answer": answer,
+    }
+
+
+def _working(equation: str) -> str:
+    """``( 8.0 - 7.0 )`` -> ``8 - 7``: the chain of thought of an example."""
+    text = re.sub(r"\d+(?:\.\d+)?", lambda match: f"{float(match[0]):.12g}", equation).strip()
+    depth, first_closed = 0, len(text) - 1
+    for place, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if depth == 0:
+            first_closed = place
+            break
+    return text[1:-1].strip() if text.startswith("(") and first_closed == len(text) - 1 else text
+
+
+def number(text: str) -> str:
+    """A number as it is compared: ``1,200.0`` and ``1200`` are the same; text that is none stays as it is."""
+    plain = text.strip().replace(",", "").rstrip(".")
+    try:
+        return f"{float(plain):.12g}"
+    except ValueError:
+        return plain
+
+
+def final_answer(generated: str) -> str:
+    """The number after the last ``The answer is``; empty without one."""
+    found = re.findall(r"[Tt]he answer is:? *\$? *(-?[\d,]*\.?\d+)", generated)
+    return number(found[-1]) if found else ""
+
+
+_CHOICES = ("choices", "gold")
+_EXAM = ("passage", "question", *_CHOICES)
+_AREAS = {
+    "symbolic": "Symbolic problem solving",
+    "knowledge": "World knowledge",
+    "commonsense": "Commonsense reasoning",
+    "language": "Language understanding",
+    "reading": "Reading comprehension",
+}
+
+
+def _task(name: str, title: str, area: str, split: str, count: int, kind: Kind, chance: float, **rest: Any) -> EvalTask:
+    return EvalTask(name, title, _AREAS[area], split, count, kind, chance, **rest)
+
+
+TASKS: dict[str, EvalTask] = {
+    task.name: task
+    for task in (
+        _task("svamp", "SVAMP", "symbolic", "test", 300, "arithmetic", 0.0,
+              keys=("question", "equation", "answer"), document=_arithmetic),
+        _task("mmlu", "MMLU", "knowledge", "test", 14_042, "choice", 0.25,
+              keys=("subject", "question", *_CHOICES), document=_subject, by_subject=True),
+        _task("arc_easy", "ARC-Easy", "knowledge", "test", 2_376, "choice", 0.25,
+              keys=("question", *_CHOICES), document=_question),
+        _task("arc_challenge", "ARC-Challenge", "knowledge", "test", 1_172, "choice", 0.25,
+              keys=("question", *_CHOICES), document=_question),
+        _task("copa", "COPA", "commonsense", "val", 100, "choice", 0.5,
+              keys=("query", *_CHOICES), document=_query, own_pool=False),
+        _task("piqa", "PIQA", "commonsense", "val", 1_838, "choice", 0.5,
+              keys=("goal", *_CHOICES), document=_goal),
+        _task("hellaswag", "HellaSwag", "language", "val", 10_042, "choice", 0.25,
+              keys=("query", *_CHOICES), document=_query),
+        _task("winogrande", "WinoGrande", "language", "val", 1_267, "schema", 0.5,
+              keys=("context_options", "continuation", "gold"), document=_schema),
+        _task("lambada", "LAMBADA", "language", "test", 5_153, "word", 0.0,
+              keys=("context", "continuation"), document=_last_word, own_pool=False),
+        _task("boolq", "BoolQ", "reading", "val", 3_270, "choice", 0.5,
+              keys=_EXAM, document=_passage),
+        _task("agieval_lsat_rc", "AGIEval-LSAT-RC", "reading", "test", 268, "choice", 0.25,
+              keys=_EXAM, document=_exam, own_pool=False),
+        _task("agieval_lsat_lr", "AGIEval-LSAT-LR", "reading", "test", 510, "choice", 0.25,
+              keys=_EXAM, document=_exam, own_pool=False),
+        _task("agieval_sat_en", "AGIEval-SAT-EN", "reading", "test", 206, "choice", 0.25,
+              keys=_EXAM, document=_exam, own_pool=False),
+    )
+}  # fmt: skip

@@ -1,0 +1,147 @@
+"""The one function behind which every kernel stands, and the choice among them.
+
+Choice, unless one is forced by ``kernel=`` or the environment variable ``MUE_KERNEL``: ``triton`` where it can run
+(Hopper), else ``grouped``, else ``reference`` (float64, or shapes the others refuse).
+
+Replica axis: with up [replicas, experts, ...] the replicas' experts are laid side by side, replica k's expert e
+becoming expert k * experts + e, so K models of one shape are one kernel call (several where a call would take more
+than ``grouped.MOST_EXPERTS`` experts).
+
+Axes: replicas, tokens, width, experts, expert_width, active (experts per token).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from complete_mue.errors import KernelError, nearest
+from complete_mue.lab.kernels import grouped, reference
+from complete_mue.lab.kernels.grouped import MOST_EXPERTS
+
+KERNELS = ("triton", "sonic", "grouped", "reference")
+ENVIRONMENT_VARIABLE = "MUE_KERNEL"
+
+_AUTOMATIC = ("triton", "grouped", "reference")  # in order of preference
+_ON_CUDA_ALONE = ("triton", "sonic")
+_PACKAGE = {"triton": "triton", "sonic": "sonicmoe"}
+_SUMMARY = {
+    "triton": "fused Triton kernels for NVIDIA Hopper; bfloat16",
+    "sonic": "SonicMoE's kernels for NVIDIA Hopper, where it is installed; bfloat16; only when asked for",
+    "grouped": grouped.SUMMARY,
+    "reference": reference.SUMMARY,
+}
+_MISSING = frozenset(name for name, package in _PACKAGE.items() if importlib.util.find_spec(package) is None)
+
+
+@dataclass(frozen=True)
+class KernelInfo:
+    """One kernel, and whether it can run on this machine; ``reason`` says why not."""
+
+    name: str
+    runs_here: bool
+    reason: str | None
+    summary: str
+
+
+def routed_experts(
+    x: Tensor, up: Tensor, down: Tensor, index: Tensor, weight: Tensor, *, kernel: str | None = None
+) -> Tensor:
+    """Weighted sum of each token's experts: y[t] = sum over slots j of weight[t, j] * expert index[t, j] at x[t].
+
+    x [tokens, width]; up [experts, 2 expert_width, width], gate rows first; down [experts, width, expert_width];
+    index, weight [tokens, active]. Every argument but x takes a leading replica axis together; x may (else it is
+    shared). Returns [(replicas,) tokens, width] in x's dtype; under autocast, in autocast's dtype.
+    """
+    if x.is_meta:
+        return x.new_empty(*index.shape[:-1], x.shape[-1])
+    device = x.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        with torch.autocast(device, enabled=False):
+            return _in_one_dtype(x.to(dtype), up.to(dtype), down.to(dtype), index, weight, kernel)
+    return _in_one_dtype(x, up, down, index, weight, kernel)
+
+
+def choose(x: Tensor, up: Tensor, *, kernel: str | None = None) -> str:
+    """Name of the kernel that ``routed_experts`` takes for these tensors (one replica of them)."""
+    forced = kernel or os.environ.get(ENVIRONMENT_VARIABLE)
+    if not forced:
+        for name in _AUTOMATIC:
+            if _unavailable(name, x, up) is None:
+                return name
+        raise KernelError(f"no kernel can run here: reference: {_unavailable('reference', x, up)}")
+    if forced not in KERNELS:
+        raise KernelError(f"kernel {forced!r}{nearest(forced, KERNELS)}: kernels are {', '.join(KERNELS)}")
+    reason = _unavailable(forced, x, up)
+    if reason is not None:
+        raise KernelError(
+            f"kernel {forced!r} cannot run here: {reason}. "
+            f"Leave the choice open (no kernel=, no {ENVIRONMENT_VARIABLE}) or take another of {', '.join(KERNELS)}"
+        )
+    return forced
+
+
+def list_kernels() -> list[KernelInfo]:
+    """Every kernel, and whether it runs on this machine (on its best device, in a dtype it takes)."""
+    cuda = torch.cuda.is_available()
+    x = torch.empty(16, 128, dtype=torch.bfloat16, device="cuda" if cuda else "cpu")
+    up = x.new_empty(4, 256, 128)
+    infos = []
+    for name in KERNELS:
+        reason = _unavailable(name, x, up)
+        infos.append(KernelInfo(name, reason is None, reason, _SUMMARY[name]))
+    return infos
+
+
+def kernel_module(name: str) -> ModuleType:
+    """The module of that kernel (``routed_experts``, ``unavailable``); optional ones are imported on first use."""
+    if name == "reference":
+        return reference
+    if name == "grouped":
+        return grouped
+    if name == "triton":
+        from complete_mue.lab.kernels import triton_experts
+
+        return triton_experts
+    from complete_mue.lab.kernels import sonic
+
+    return sonic
+
+
+def _unavailable(name: str, x: Tensor, up: Tensor) -> str | None:
+    if name in _ON_CUDA_ALONE:
+        if not x.is_cuda:
+            return f"it needs an NVIDIA Hopper GPU, and these tensors are on {x.device.type}"
+        if name in _MISSING:
+            return f"the package {_PACKAGE[name]!r} is not installed"
+    return kernel_module(name).unavailable(x, up)
+
+
+def _in_one_dtype(x: Tensor, up: Tensor, down: Tensor, index: Tensor, weight: Tensor, kernel: str | None) -> Tensor:
+    if up.ndim == 3:
+        return kernel_module(choose(x, up, kernel=kernel)).routed_experts(x, up, down, index, weight)
+    replicas, experts = up.shape[:2]
+    run = kernel_module(choose(x, up[0], kernel=kernel)).routed_experts
+    if x.ndim == 2:
+        x = x.expand(replicas, *x.shape)
+    size = max(1, MOST_EXPERTS // experts)
+    if replicas <= size:
+        return _side_by_side(run, x, up, down, index, weight)
+    chunks = zip(*(tensor.split(size) for tensor in (x, up, down, index, weight)), strict=True)
+    return torch.cat([_side_by_side(run, *chunk) for chunk in chunks])
+
+
+def _side_by_side(
+    run: Callable[..., Tensor], x: Tensor, up: Tensor, down: Tensor, index: Tensor, weight: Tensor
+) -> Tensor:
+    replicas, experts = up.shape[:2]
+    first = torch.arange(replicas, device=index.device)[:, None, None] * experts
+    flat = (tensor.flatten(0, 1) for tensor in (x, up, down, index + first, weight))
+    return run(*flat).unflatten(0, (replicas, -1))

@@ -1,0 +1,171 @@
+"""One residual layer, as both models use it, and what a plan brings to it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from complete_mue.errors import ShapeError
+from complete_mue.lab.nn.attention import Attention, KeyValues
+from complete_mue.lab.nn.feed_forward import FeedForward
+from complete_mue.lab.nn.linear import RmsNorm
+from complete_mue.lab.nn.router import RouterConfig, Routing
+from complete_mue.layout import FeedForward as FeedForwardSpec
+from complete_mue.layout import ModelShape, Role, TensorSpec
+from complete_mue.plan.plan import Plan
+
+DEFAULT_HEAD_DIM = 64
+
+
+class Layer(nn.Module):
+    """x + attention(norm x), then x + feed_forward(norm x); both branches carry their own multipliers."""
+
+    def __init__(
+        self,
+        block: FeedForwardSpec,
+        width: int,
+        *,
+        attention: Attention,
+        output: float,
+        route_scale: float | None,
+        router: RouterConfig,
+        kernel: str | None,
+        replicas: int | None,
+    ) -> None:
+        super().__init__()
+        self.attention_norm = RmsNorm(width, replicas=replicas)
+        self.attention = attention
+        self.feed_forward_norm = RmsNorm(width, replicas=replicas)
+        self.feed_forward = FeedForward(
+            block, width, output=output, route_scale=route_scale, router=router, kernel=kernel, replicas=replicas
+        )
+
+    def forward(
+        self,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        past: KeyValues | None = None,
+    ) -> tuple[Tensor, Routing | None]:
+        """One residual layer, and where its tokens went (None for a dense block)."""
+        x = x + self.attention(self.attention_norm(x), rotary, past)
+        inner = self.feed_forward_norm(x)
+        routing = self.feed_forward.route(inner)
+        return x + self.feed_forward(inner, routing), routing
+
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        """Every parameter, with what the forward multiplies it by."""
+        block = self.feed_forward
+        down = {Role.EXPERT_DOWN: block.output * block.route_scale}
+        down |= dict.fromkeys((Role.DENSE_DOWN, Role.SHARED_DOWN), block.output)
+        front = () if block.replicas is None else ("replica",)
+        return (
+            TensorSpec("attention_norm.gain", Role.NORM, (*front, "width"), None),
+            *inside("attention", self.attention.tensors(), {Role.ATTENTION_OUT: self.attention.output}),
+            TensorSpec("feed_forward_norm.gain", Role.NORM, (*front, "width"), None),
+            *inside("feed_forward", block.tensors(), down),
+        )
+
+
+class LayerRunner:
+    """How a model calls its layers. ``call`` is the call itself (compiled, if asked for); the first ``recompute``
+    layers keep their input alone in training and compute the rest again in the backward.
+    """
+
+    def __init__(self, call: Callable[..., tuple[Tensor, Routing | None]]) -> None:
+        self.call, self.recompute = call, 0
+
+    def compile(self) -> None:
+        """Compile one layer at a time: layers of one kind share the code, so depth costs no compile time."""
+        self.call = torch.compile(self.call, dynamic=False)
+
+    def __call__(self, number: int, routings: list[Routing] | None, layer: Layer, *arguments: Any) -> Tensor:
+        """Layer ``number`` on these arguments; ``routings`` collects where tokens went."""
+        if number < self.recompute and torch.is_grad_enabled():
+            x, routing = checkpoint(
+                self.call, layer, *arguments, use_reentrant=False, preserve_rng_state=False, determinism_check="none"
+            )
+        else:
+            x, routing = self.call(layer, *arguments)
+        if routings is not None and routing is not None:
+            routings.append(routing)
+        return x
+
+
+def inside(
+    prefix: str, tensors: tuple[TensorSpec, ...], multipliers: dict[Role, float], layer: int | None = None
+) -> tuple[TensorSpec, ...]:
+    """A part's tensors under the whole's name, with the multipliers that the whole's forward applies."""
+    return tuple(
+        dataclasses.replace(
+            tensor,
+            name=f"{prefix}.{tensor.name}",
+            layer=tensor.layer if layer is None else layer,
+            multiplier=multipliers.get(tensor.role, tensor.multiplier),
+        )
+        for tensor in tensors
+    )
+
+
+def build_layers(
+    shape: ModelShape,
+    plan: Plan | None,
+    *,
+    causal: bool,
+    attention_scale: float | None,
+    qk_norm: bool,
+    router: RouterConfig,
+    kernel: str | None,
+    replicas: int | None,
+) -> nn.ModuleList:
+    """All layers of a shape, with the plan's multipliers (1 without a plan, and the route scale a)."""
+    if plan is not None and plan.shape != shape:
+        raise ShapeError("the plan is for another shape: make it with transfer(reference, shape, budget)")
+    return nn.ModuleList(
+        Layer(
+            block,
+            shape.width,
+            attention=Attention(
+                shape.width,
+                head_dim(shape),
+                scale=attention_scale if plan is None else plan.attention_scale,
+                output=multiplier(plan, Role.ATTENTION_OUT),
+                qk_norm=qk_norm,
+                causal=causal,
+                replicas=replicas,
+            ),
+            output=_block_output(plan, shape, block),
+            route_scale=_route_scale(plan, shape, block),
+            router=router,
+            kernel=kernel,
+            replicas=replicas,
+        )
+        for block in shape.blocks
+    )
+
+
+def head_dim(shape: ModelShape) -> int:
+    """The shape's head size, or 64 (the whole width of a narrower model)."""
+    return shape.head_dim or min(DEFAULT_HEAD_DIM, shape.width)
+
+
+def multiplier(plan: Plan | None, role: Role) -> float:
+    """What the forward puts on a role's product: the plan's, or 1."""
+    return 1.0 if plan is None else plan.unfold().row(role).multiplier
+
+
+def _block_output(plan: Plan | None, shape: ModelShape, block: FeedForwardSpec) -> float:
+    if plan is None:
+        return 1.0
+    row = plan.unfold().row(Role.DENSE_DOWN if block.is_dense else Role.EXPERT_DOWN, shape.label(block))
+    return row.output * row.residual
+
+
+def _route_scale(plan: Plan | None, shape: ModelShape, block: FeedForwardSpec) -> float | None:
+    if plan is None or block.is_dense:
+        return None
+    return plan.unfold().row(Role.EXPERT_DOWN, shape.label(block)).route_scale

@@ -1,0 +1,288 @@
+"""Many sweeps on one Markdown page, for a repository: verdict, overview, then axis by axis words, pictures and tables.
+
+The page may hold words of one's own: only what stands between the two markers is written,
+
+    <!-- generated: NAME -->
+    <!-- end -->
+
+NAME being the page's. Pictures go into a folder of that name beside the page.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from complete_mue.errors import FileError
+from complete_mue.lab.report.overview import overview_lines, overview_table, tallies
+from complete_mue.lab.report.pack import file_stem, portable
+from complete_mue.lab.report.pictures import Picture, pictures
+from complete_mue.lab.report.plots import write_png
+from complete_mue.lab.report.summary import Scan, Summary
+from complete_mue.lab.report.tables import (
+    Piece,
+    Row,
+    Table,
+    drift_cell,
+    loss_cell,
+    markdown,
+    optimum_cell,
+    regret_cell,
+    role_table,
+    runs_table,
+    verdict_cell,
+)  # fmt: skip
+from complete_mue.lab.report.verdict import DRIFT_GOAL, REGRET_GOAL
+from complete_mue.lab.report.words import TASKS, code, escaped, label, short_count, with_unit
+from complete_mue.storage import inner_folder, remove_parts, whole
+
+END = "<!-- end -->"
+_FIGURES = (
+    "activated", "capacity", "granularity", "shared", "grouped", "depth", "width", "ffn_width", "batch_steps",
+    "batch_tokens", "scaling",
+)  # fmt: skip
+_FIRST_STEPS = "activated"  # the axis along which the paper shows the first steps
+_DPI, _COLUMNS = 120, 2
+_SIGNS = {"good": "✓", "bad": "✗", "open": "○", "note": "·"}
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """One sweep with the place of its records and the first part of its pictures' names."""
+
+    summary: Summary
+    source: Path
+    stem: str
+
+
+def begin(page: Path) -> str:
+    """The marker that the generated part begins with."""
+    return f"<!-- generated: {page.stem} -->"
+
+
+def chapters(found: Sequence[tuple[Summary, Path]]) -> tuple[Chapter, ...]:
+    """By task, then in the order of the paper's figures, others after them; names are numbered where they repeat."""
+
+    def order(item: tuple[Summary, Path]) -> tuple[object, ...]:
+        name = item[0].name
+        return list(TASKS).index(item[0].task), _FIGURES.index(name) if name in _FIGURES else len(_FIGURES), name
+
+    made: list[Chapter] = []
+    for summary, source in sorted(found, key=order):
+        stem = file_stem(summary.task, summary.name)
+        same = sum(chapter.stem == stem or chapter.stem.startswith(f"{stem}--") for chapter in made)
+        made.append(Chapter(summary, source, f"{stem}--{same + 1}" if same else stem))
+    return tuple(made)
+
+
+def write_article(
+    found: Sequence[tuple[Summary, Path]], page: Path, each: Callable[[Path], None] = lambda path: None
+) -> list[Path]:
+    """Write the page's generated part and its pictures; pictures it no longer shows are removed."""
+    before = _before(page)
+    made = chapters(found)
+    folder = page.with_suffix("")
+    try:
+        remove_parts(inner_folder(folder))
+    except OSError as problem:
+        raise FileError(f"{folder}: {problem.strerror}; give --page a file in a folder that can be written") from None
+    written = []
+    for chapter in made:
+        for picture in shown(chapter.summary):
+            written.append(write_png(picture, folder / f"{chapter.stem}-{picture.key}.png", _COLUMNS, _DPI))
+            each(written[-1])
+    text = with_generated(before, page, article(made, page))
+    with whole(page) as file:
+        file.write(text.encode("utf-8"))
+    each(page)
+    for name in re.findall(rf"\]\({re.escape(folder.name)}/([^)/]+\.png)\)", generated(before, page) or ""):
+        if folder / name not in written:
+            (folder / name).unlink(missing_ok=True)
+    return [page, *written]
+
+
+def _before(page: Path) -> str:
+    """The page as it is; one without room for the generated part is refused before anything is written."""
+    if not page.exists():
+        return f"# {page.stem.replace('_', ' ').replace('-', ' ').capitalize()}\n\n{begin(page)}\n{END}\n"
+    try:
+        text = page.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise FileError(f"{page}: cannot be read ({problem}); give --page another file") from None
+    if generated(text, page) is None:
+        raise FileError(
+            f"{page}: no {begin(page)} with {END} after it; put these two lines where the tables go, "
+            "or give --page a new file"
+        )
+    return text
+
+
+def generated(text: str, page: Path) -> str | None:
+    """What stands between the markers; None where they are missing."""
+    _, first, rest = text.partition(begin(page))
+    inner, last, _ = rest.partition(END)
+    return inner if first and last else None
+
+
+def with_generated(text: str, page: Path, inner: str) -> str:
+    """The page's text with the part between the markers replaced."""
+    head, first, rest = text.partition(begin(page))
+    return f"{head}{first}\n{inner}{END}{rest.partition(END)[2]}"
+
+
+def shown(summary: Summary) -> tuple[Picture, ...]:
+    """The pictures worth a place on the page: scans, loss against size with the speedup, one axis' first steps."""
+    keys = {scan.hyper for scan in summary.scans} | {"scaling", "roles"}
+    keys |= {"speedup"} if summary.scaling else set()
+    keys |= {"first-steps"} if summary.name == _FIRST_STEPS else set()
+    return tuple(picture for picture in pictures(summary) if picture.key in keys)
+
+
+def article(made: Sequence[Chapter], page: Path) -> str:
+    """The generated part: the same text for the same records."""
+    found = tallies([chapter.summary for chapter in made if not chapter.summary.probe])
+    parts = [f"Made by {code(_command(made, page))}; change the records, not the text between the markers.", ""]
+    if found:
+        lines = overview_lines(found)
+        parts += ["## In short", "", *(f"- {_SIGNS[line.kind]} {escaped(line.text)}" for line in lines), ""]
+        parts += [_LEGEND, "", "## Axis by axis", ""]
+        for task in TASKS:
+            rows = [tally for tally in found if tally.summary.task == task]
+            parts += [markdown(overview_table(rows))] if rows else []
+    for task, name in TASKS.items():
+        own = [chapter for chapter in made if chapter.summary.task == task]
+        parts += [f"## {name.capitalize()}", ""] if own else []
+        for chapter in own:
+            parts += _section(chapter, page)
+    return "\n".join(parts)
+
+
+_LEGEND = f"""\
+Served: the layout's own optimum is within {DRIFT_GOAL:g} octaves of the reference's, and the transferred value costs
+at most {REGRET_GOAL:g} in loss, with error bars no wider than that; or the basin is flat: the cost is within that by
+two standard errors, but the optimum's place cannot be told. Missed: beyond one of the two by more than two standard
+errors. Unclear: the noise could explain it, so the budget was too small to tell. Open: the best value is at the edge of
+the grid; ≥ and ≤ are bounds. ± is one standard error from the seeds; beside a loss or a speedup, the standard deviation
+over seeds."""
+
+
+def _section(chapter: Chapter, page: Path) -> list[str]:
+    summary = chapter.summary
+    drawn = {picture.key: picture for picture in shown(summary)}
+
+    def image(key: str) -> list[str]:
+        if key not in drawn:
+            return []
+        picture = drawn[key]
+        panels = ", ".join(panel.title for panel in picture.panels if panel.title)
+        alt = f"{summary.title}, {TASKS[summary.task]}. {picture.title}" + (f": {panels}" if panels else "")
+        place = f"{page.stem}/{chapter.stem}-{key}.png"
+        return [f"![{escaped(alt)}]({place})", "", escaped(picture.caption), ""]
+
+    parts = [f"### {escaped(summary.title)}", "", escaped(_facts(summary)), ""]
+    parts += [*(f"- {_SIGNS[line.kind]} {escaped(line.text)}" for line in summary.verdict), ""]
+    if summary.probe:
+        parts += [*image("roles"), markdown(role_table(summary))]
+    for number, scan in enumerate(() if summary.probe else summary.scans):
+        parts += [*image(scan.hyper), markdown(axis_table(summary, scan, f"scans.{number}"))]
+    if summary.scaling:
+        parts += [*image("scaling"), *_speedup_words(summary), *image("speedup"), markdown(runs_table(summary))]
+    if "first-steps" in drawn:
+        parts += [*image("first-steps"), *_first_steps_words(summary)]
+    return [*parts, _origin(chapter, page), ""]
+
+
+def axis_table(summary: Summary, scan: Scan, path: str) -> Table:
+    """Per rule set and layout: optimum, drift, regret, the loss at the transferred value and the load variation."""
+    loads = {(run.rules, run.target): run.load_variation for run in summary.runs}
+    headings = (
+        "rules", "layout", "optimum", "drift (octaves)", with_unit("regret", summary.unit),
+        with_unit("loss at the transferred value", summary.unit), "load variation", "transfer",
+    )  # fmt: skip
+    rows = []
+    for number, curve in enumerate(scan.curves):
+        place, load = f"{path}.curves.{number}", loads.get((curve.rules, curve.target))
+        cells = (
+            (Piece("" if curve.target == summary.reference else curve.rules),),
+            (Piece(curve.target),),
+            optimum_cell(curve, place),
+            drift_cell(curve, place),
+            regret_cell(curve, place),
+            loss_cell(curve, place),
+            (Piece("–" if load is None else f"{load:.2f}"),),
+            verdict_cell(curve),
+        )
+        rows.append(Row(cells, curve.status))
+    title = f"{label(scan.hyper).capitalize()}: transferred value {scan.tuned:.3g}"
+    return Table(title, headings, frozenset({0, 1, len(headings) - 1}), tuple(rows))
+
+
+def _facts(summary: Summary) -> str:
+    own, p = summary.target(summary.reference), summary.progress
+    state = ", ".join(
+        f"{number} {word}" for number, word in ((p.diverged, "diverged"), (p.failed, "failed"), (p.missing, "missing"))
+        if number
+    )  # fmt: skip
+    return (
+        f"Reference {summary.reference}: width {own.width}, {own.depth} layers, {short_count(own.active)} weights, "
+        f"{own.steps:,} steps of {own.batch_tokens:,} tokens. {p.runs} runs, {p.seeds} "
+        f"seed{'s' if p.seeds != 1 else ''}{f'; {state}' if state else ''}; scale {summary.scale}."
+    )
+
+
+def _speedup_words(summary: Summary) -> list[str]:
+    known = [(run.speedup_median, run) for run in summary.runs if run.speedup_median is not None]
+    if not known:
+        return []
+    (low, least), (high, most) = (pick(known, key=lambda item: item[0]) for pick in (min, max))
+    text = f"To the same loss in the stable phase, {summary.reference} takes {low:.2f} ({least.target}) to {high:.2f} "
+    text += f"({most.target}) times the steps of the other layouts: medians over the losses reached."
+    return [escaped(text), ""]
+
+
+def _first_steps_words(summary: Summary) -> list[str]:
+    """How far apart the layouts begin, from each other and from the reference: means over the first steps."""
+    reference = next((run for run in summary.runs if run.target == summary.reference and run.first), None)
+    if reference is None:
+        return []
+    lines = []
+    for rules in dict.fromkeys(run.rules for run in summary.runs):
+        starts = [run.first for run in summary.runs if run.rules == rules and run is not reference and run.first]
+        steps = [step for step in zip(reference.first, *starts, strict=False) if all(map(math.isfinite, step))]
+        if not starts or not steps:
+            continue
+        apart = statistics.fmean(max(layouts) - min(layouts) for _, *layouts in steps)
+        below = statistics.fmean(own - statistics.fmean(layouts) for own, *layouts in steps)
+        text = f"{rules}: over the first {len(steps)} steps "
+        if len(starts) > 1:
+            text += f"the {len(starts)} layouts lie within {apart:.3f} {summary.unit} of each other on average, "
+        else:
+            text += "the one layout lies "
+        text += f"{abs(below):.3f} {'below' if below > 0 else 'above'} {summary.reference}."
+        lines.append(f"- {escaped(text)}")
+    return [*lines, ""]
+
+
+def _origin(chapter: Chapter, page: Path) -> str:
+    text = f"Made with {code(portable(chapter.summary.command))}"
+    if chapter.source.is_dir():
+        return f"{text}."
+    place = os.path.relpath(chapter.source, page.parent).replace(os.sep, "/")
+    return f"{text}; every run is in [{escaped(chapter.source.name)}]({quote(place)})."
+
+
+def _command(made: Sequence[Chapter], page: Path) -> str:
+    places = dict.fromkeys(_near(c.source if c.source.is_dir() else c.source.parent) for c in made)
+    return " ".join(["mue report", *sorted(places), "--page", _near(page)])
+
+
+def _near(path: Path) -> str:
+    """A path as one types it here; elsewhere its last name."""
+    place = os.path.relpath(path)
+    return path.name if place.startswith("..") else place.replace(os.sep, "/")

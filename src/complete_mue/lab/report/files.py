@@ -1,0 +1,66 @@
+"""A report on disk: report.html, report.json, report.csv, report.md, and PNGs where matplotlib is installed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from complete_mue.errors import FileError
+from complete_mue.lab.report.html import report_dict, report_html
+from complete_mue.lab.report.pictures import pictures
+from complete_mue.lab.report.plots import can_plot, write_png
+from complete_mue.lab.report.summary import Summary
+from complete_mue.lab.report.tables import csv_text, markdown, tables
+from complete_mue.lab.report.words import code, escaped
+from complete_mue.storage import remove_parts, whole, write_json
+
+
+def report_markdown(summaries: Sequence[Summary]) -> str:
+    """Verdict and tables as Markdown, to paste into an issue or a README."""
+    parts = []
+    for summary in summaries:
+        parts += [f"## {escaped(summary.title)}", "", *(f"- {escaped(line.text)}" for line in summary.verdict), ""]
+        parts += [markdown(table) for table in tables(summary)]
+        parts += [f"Made with {code(summary.command)}.", ""]
+    return "\n".join(parts)
+
+
+def write_report(
+    summaries: Sequence[Summary], folder: Path, each: Callable[[Path], None] = lambda path: None
+) -> list[Path]:
+    """Write all files into ``folder`` (made if missing); ``each`` hears of every file written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_parts(folder)
+    except OSError as problem:
+        raise FileError(f"{folder}: {problem.strerror}; give --out a folder that can be written") from None
+    written: list[Path] = []
+
+    def done(path: Path) -> None:
+        written.append(path)
+        each(path)
+
+    write_json(folder / "report.json", report_dict(summaries))
+    done(folder / "report.json")
+    texts = {
+        "report.html": report_html(summaries),
+        "report.md": report_markdown(summaries),
+        "report.csv": csv_text(tuple(summaries)),
+    }
+    for name, text in texts.items():
+        with whole(folder / name) as file:
+            file.write(text.encode("utf-8"))
+        done(folder / name)
+    if can_plot():
+        for number, summary in enumerate(summaries):
+            for picture in pictures(summary):
+                done(write_png(picture, folder / f"report-{_file_name(summary, number, summaries)}-{picture.key}.png"))
+    return written
+
+
+def _file_name(summary: Summary, number: int, summaries: Sequence[Summary]) -> str:
+    """The sweep's name, made safe for a file; numbered where two sweeps share it."""
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", summary.name).strip("-.") or "sweep"
+    same = [other for other in summaries if other.name == summary.name]
+    return f"{name}-{number + 1}" if len(same) > 1 else name

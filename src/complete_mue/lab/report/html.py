@@ -1,0 +1,183 @@
+"""The report as one HTML page that needs nothing else: verdict first, then pictures, tables, and how it was made.
+
+The report's JSON is in the page (``<script type="application/json" id="report">``), and every number in a table names
+its place there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from complete_mue.lab.report.page import SCRIPT, STYLE
+from complete_mue.lab.report.pictures import Picture, pictures
+from complete_mue.lab.report.summary import Summary
+from complete_mue.lab.report.svg import marker, panel_svg, style_class
+from complete_mue.lab.report.tables import Cell, Row, Table, plain, tables
+from complete_mue.lab.report.verdict import DRIFT_GOAL, REGRET_GOAL, Line
+from complete_mue.lab.report.words import TASKS
+
+FORMAT = 1
+_SIGNS = {"good": "✓", "bad": "✗", "open": "○", "note": "·"}
+_READ = {"good": "Held: ", "bad": "Did not hold: ", "open": "Open: ", "note": "Note: "}
+
+
+def report_dict(summaries: Sequence[Summary]) -> dict[str, Any]:
+    """The report's JSON: the summaries and the goals they were held against."""
+    return {
+        "format": FORMAT,
+        "goals": {"drift": DRIFT_GOAL, "regret": REGRET_GOAL},
+        "sweeps": [summary.to_dict() for summary in summaries],
+    }
+
+
+def report_html(summaries: Sequence[Summary]) -> str:
+    """The whole page."""
+    title = summaries[0].title if len(summaries) == 1 else f"Transfer report, {len(summaries)} sweeps"
+    embedded = json.dumps(report_dict(summaries), ensure_ascii=False)
+    for character in "<>&\u2028\u2029":  # nothing in the data can end the script element
+        embedded = embedded.replace(character, f"\\u{ord(character):04x}")
+    links = "".join(f'<a href="#sweep-{i}">{escape(s.title)}</a>' for i, s in enumerate(summaries))
+    nav = f'<nav aria-label="Sweeps">{links}</nav>' if len(summaries) > 1 else ""
+    body = "".join(_section(i, summary, len(summaries) == 1) for i, summary in enumerate(summaries))
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; \
+script-src 'unsafe-inline'; img-src data:">
+<link rel="icon" href="data:,">
+<title>{escape(title)}</title>
+<style>{STYLE}</style>
+</head>
+<body>
+<header><h1>{escape(title)}</h1>
+<p class="soft">Hyperparameters tuned once on a small dense model, transferred to every layout: did they serve?</p>
+{nav}</header>
+<main>{body}{_notes()}</main>
+<footer>Made by <code>mue report</code> of Complete-muE. All numbers are in this page as JSON, too.</footer>
+<div id="tip" aria-hidden="true"></div>
+<script type="application/json" id="report">{embedded}</script>
+<script>{SCRIPT}</script>
+</body>
+</html>
+"""
+
+
+def _section(number: int, summary: Summary, alone: bool) -> str:
+    heading = "" if alone else f"<h2>{escape(summary.title)}</h2>"
+    p = summary.progress
+    state = f"{p.finished} of {p.runs} runs finished"
+    state += f", {p.diverged} diverged" if p.diverged else ""
+    state += f", {p.failed} failed" if p.failed else ""
+    state += f", {p.missing} missing" if p.missing else ""
+    drawn = "".join(_figure(picture, f"f{number}-{i}") for i, picture in enumerate(pictures(summary)))
+    listed = "".join(_table(table, f"sweeps.{number}.") for table in tables(summary))
+    return (
+        f'<section id="sweep-{number}">{heading}'
+        f'<p class="soft">{escape(TASKS[summary.task])}, scale {escape(summary.scale)}, reference '
+        f"{escape(summary.reference)}; {state}; {p.seeds} seed{'s' if p.seeds != 1 else ''}.</p>"
+        f'{_verdict(summary)}<div class="pictures">{drawn}</div><h3>Numbers</h3>{listed}'
+        f"<h3>How it was made</h3><pre><code>{escape(summary.command)}</code></pre></section>"
+    )
+
+
+def _verdict(summary: Summary) -> str:
+    """One card for each thing the sentences are about; the first sentence leads it."""
+    cards = []
+    for about, group in itertools.groupby(summary.verdict, key=lambda line: line.about):
+        for first, *rest in [list(group)] if about else [[line] for line in group]:
+            more = f"<ul>{''.join(f'<li>{_sentence(line)}</li>' for line in rest)}</ul>" if rest else ""
+            cards.append(f'<li class="{first.kind}">{_sentence(first)}{more}</li>')
+    return f'<ul class="verdict" aria-label="Verdict">{"".join(cards)}</ul>'
+
+
+def _sentence(line: Line) -> str:
+    sign = f'<b class="sign {line.kind}-sign" role="img" aria-label="{_READ[line.kind]}">{_SIGNS[line.kind]}</b>'
+    return f"{sign}{escape(line.text)}"
+
+
+def _figure(picture: Picture, name: str) -> str:
+    lines = {line.name: line.style for panel in picture.panels for line in panel.lines}
+    legend = "".join(
+        f'<button type="button" class="{style_class(style)}" aria-pressed="true" data-name="{escape(text)}">'
+        f"{marker(style)}{escape(text)}</button>"
+        for text, style in lines.items()
+    )
+    panels = "".join(
+        f"<div>{f'<h4>{escape(panel.title)}</h4>' if len(picture.panels) > 1 else ''}"
+        f"{panel_svg(picture, panel, f'{name}-{i}')}</div>"
+        for i, panel in enumerate(picture.panels)
+    )
+    return (
+        f"<div{' class=wide' if len(picture.panels) > 1 else ''}><h3>{escape(picture.title)}</h3><figure>"
+        f'<div class="legend" role="group" aria-label="Show or hide">{legend}</div><div class="panels">{panels}</div>'
+        f"<figcaption>{escape(picture.caption)}</figcaption></figure></div>"
+    )
+
+
+def _table(table: Table, prefix: str) -> str:
+    """Rows under their rule set; the layout heads each row and stays in sight where the table scrolls."""
+    columns = range(1, len(table.headings))
+    head = "".join(f'<th scope="col"{_left(table, i)}>{escape(table.headings[i])}</th>' for i in columns)
+    rows, rules = [], ""
+    for row in table.rows:
+        if plain(row.cells[0]) != rules:
+            rules = plain(row.cells[0])
+            span = f'<th scope="rowgroup" class="l group" colspan="{len(columns)}"><span>{escape(rules)}</span></th>'
+            rows.append(f"<tr>{span}</tr>")
+        rows.append(f"<tr>{''.join(_td(table, row, i, prefix) for i in columns)}</tr>")
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.title)}"><table>'
+        f"<caption>{escape(table.title)}</caption><thead><tr>{head}</tr></thead>"
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def _td(table: Table, row: Row, column: int, prefix: str) -> str:
+    cell = row.cells[column]
+    if column == 1:
+        return f'<th scope="row" class="l">{_cell(cell, prefix)}</th>'
+    if column in table.left:
+        status = "open-s" if row.status == "open" else row.status
+        tag, colon, why = plain(cell).partition(":")
+        return f'<td class="l w {status}"><b>{escape(tag)}</b>{colon}{escape(why)}</td>'
+    return f"<td>{_cell(cell, prefix)}</td>"
+
+
+def _left(table: Table, column: int) -> str:
+    return ' class="l"' if column in table.left else ""
+
+
+def _cell(cell: Cell, prefix: str) -> str:
+    return "".join(
+        escape(piece.text)
+        if piece.value is None
+        else f'<data value="{piece.value!r}" data-path="{escape(prefix + piece.path)}">{escape(piece.text)}</data>'
+        for piece in cell
+    )
+
+
+def _notes() -> str:
+    notes = {
+        "optimum": "minimum of a parabola in log2 through the best value and its neighbours (five points where they "
+        "fit one, else three). “≥” or “≤”: the best value is at the grid's edge, and the optimum may lie beyond.",
+        "drift": f"log2 of the layout's optimum minus log2 of the reference's. Goal: at most {DRIFT_GOAL} octaves.",
+        "regret": "the layout's loss at the transferred value minus its least: the best measured loss or the fitted "
+        f"minimum's, whichever is lower. Goal: at most {REGRET_GOAL}.",
+        "±": "one standard error from the seeds (for losses and speedups: the standard deviation over seeds).",
+        "basin": "values whose loss is within 0.01 of the best; “…” where that reaches beyond the grid.",
+        "transfer": "held: drift and regret within the goals, error bars no wider than these. flat: the regret is "
+        "within its goal by two standard errors, but the optimum's place cannot be told; it counts as served, too. "
+        "missed: a miss that "
+        "noise does not explain. unclear: noise could explain it. open: scan wider. unfinished: runs are missing.",
+        "speedup": "steps of the reference over steps of the layout to the same smoothed loss in the stable phase, "
+        "median over loss levels; none where the batch differs from the reference's.",
+        "load variation": "standard deviation over mean of the tokens per expert; 0 is perfect balance.",
+    }
+    items = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in notes.items())
+    return f"<h3>What the words mean</h3><dl>{items}</dl>"

@@ -1,0 +1,171 @@
+"""Many sweeps together: per axis and rule set how many layouts were served, the worst drift and regret, and what these
+runs cannot tell; in a table and in plain words."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from complete_mue.lab.report.curves import Curve
+from complete_mue.lab.report.summary import Summary
+from complete_mue.lab.report.tables import Piece, Row, Table, drift_cell, plain, regret_cell
+from complete_mue.lab.report.verdict import Line, beside_line, kind_of, served_of
+from complete_mue.lab.report.words import TASKS, label, with_unit
+
+
+@dataclass(frozen=True)
+class Tally:
+    """One axis, hyperparameter and rule set: the curves of its targets, the reference left out."""
+
+    summary: Summary
+    hyper: str
+    rules: str
+    main: bool  # by the rule set of the reference, ours
+    curves: tuple[Curve, ...]
+
+    def having(self, *statuses: str) -> tuple[Curve, ...]:
+        """The curves with one of these verdicts."""
+        return tuple(curve for curve in self.curves if curve.status in statuses)
+
+
+def tallies(summaries: Sequence[Summary]) -> tuple[Tally, ...]:
+    """Sweep by sweep, hyperparameter by hyperparameter, the main rule set first."""
+    found = []
+    for summary in summaries:
+        for scan in summary.scans:
+            own = [curve.rules for curve in scan.curves if curve.target == summary.reference]
+            curves = [curve for curve in scan.curves if curve.target != summary.reference]
+            for rules in dict.fromkeys(curve.rules for curve in curves):
+                group = tuple(curve for curve in curves if curve.rules == rules)
+                found.append(Tally(summary, scan.hyper, rules, rules in own, group))
+    return tuple(found)
+
+
+def overview_table(found: Sequence[Tally]) -> Table:
+    """One row per axis, hyperparameter and rule set of one task."""
+    unit = found[0].summary.unit
+    headings = (
+        "axis", "hyperparameter", "rules", "served", "missed", "open", "unclear", "unfinished",
+        "largest drift (octaves)", with_unit("largest regret", unit),
+    )  # fmt: skip
+    rows = []
+    for tally in found:
+        counts = [len(tally.having(status)) for status in ("missed", "open", "unclear", "unfinished")]
+        drifted, costly = worst_drift(tally.curves), worst_regret(tally.curves)
+        texts = (
+            tally.summary.title, label(tally.hyper), tally.rules, _served_cell(tally),
+            *(str(count or "–") for count in counts),
+            f"{plain(drift_cell(drifted))} ({drifted.target})" if drifted else "–",
+            f"{plain(regret_cell(costly))} ({costly.target})" if costly else "–",
+        )  # fmt: skip
+        rows.append(Row(tuple((Piece(text),) for text in texts)))
+    return Table(TASKS[found[0].summary.task].capitalize(), headings, frozenset({0, 1, 2, 8, 9}), tuple(rows))
+
+
+def _served_cell(tally: Tally) -> str:
+    served, flat = len(tally.having("held", "flat")), len(tally.having("flat"))
+    return f"{served} of {len(tally.curves)}" + (f" ({flat} flat)" if flat else "")
+
+
+def overview_lines(found: Sequence[Tally]) -> list[Line]:
+    """The verdict on everything, task by task and hyperparameter by hyperparameter."""
+    lines: list[Line] = []
+    for (task, hyper), group in itertools.groupby(sorted(found, key=_subject), key=lambda t: (t.summary.task, t.hyper)):
+        lines += _subject_lines(task, hyper, list(group))
+    return lines
+
+
+def _subject(tally: Tally) -> tuple[int, int]:
+    hypers = ("lr", "weight_decay", "init_std")
+    place = hypers.index(tally.hyper) if tally.hyper in hypers else len(hypers)
+    return list(TASKS).index(tally.summary.task), place
+
+
+def _subject_lines(task: str, hyper: str, group: Sequence[Tally]) -> list[Line]:
+    """By the reference's rule set, with the others beside it; where that was not run, each by its own name."""
+    main = [tally for tally in group if tally.main]
+    if main:
+        others = [tally for tally in group if not tally.main]
+        lines = [*_rules_lines(task, hyper, main), *_other_rules(main, others)]
+    else:
+        names = dict.fromkeys(tally.rules for tally in group)
+        lines = [line for name in names for line in _rules_lines(task, hyper, [t for t in group if t.rules == name])]
+    return [dataclasses.replace(line, about=f"{task} {hyper}") for line in lines]
+
+
+def _rules_lines(task: str, hyper: str, tallies: Sequence[Tally]) -> list[Line]:
+    """One rule set on all axes; a layout that several axes share, by the same runs, counts once."""
+    places = _distinct(tallies)
+    curves, summary = [curve for curve, _ in places], tallies[0].summary
+    where = {id(curve): titles for curve, titles in places}
+    axes = f"{len(tallies)} axes" if len(tallies) > 1 else "one axis"
+    by = "" if tallies[0].main else f" by {tallies[0].rules}"
+    text = f"{TASKS[task].capitalize()}, {label(hyper)}: the {summary.reference} optimum served "
+    text += f"{served_of(curves)} on {axes}{by}"
+    drifted, costly = worst_drift(curves), worst_regret(curves)
+    if drifted:
+        text += f"; the largest drift is {plain(drift_cell(drifted))} octaves ({drifted.target}, {where[id(drifted)]})"
+    if costly:
+        text += (
+            f", the largest regret {plain(regret_cell(costly))} {summary.unit} ({costly.target}, {where[id(costly)]})"
+        )
+    lines = [Line(kind_of(curves), f"{text}.")]
+    for status, kind, says in (
+        ("flat", "note", "Flat, the optimum's place cannot be told"),
+        ("missed", "bad", "Missed"),
+        ("open", "open", "Open, the optimum is at the grid's edge"),
+        ("unclear", "open", "Too small a budget to tell"),
+        ("unfinished", "open", "Unfinished"),
+    ):
+        named = [f"{c.target} ({titles}{_reason(c)})" for c, titles in places if c.status == status]
+        if named:
+            lines.append(Line(kind, f"{says}: {'; '.join(named)}."))
+    return lines
+
+
+def _distinct(tallies: Sequence[Tally]) -> list[tuple[Curve, str]]:
+    """Every set of runs once, with the titles of the axes that hold it."""
+    found: dict[str, tuple[Curve, list[str]]] = {}
+    for tally in tallies:
+        for curve in tally.curves:
+            found.setdefault(curve.runs, (curve, []))[1].append(tally.summary.title)
+    return [(curve, ", ".join(titles)) for curve, titles in found.values()]
+
+
+def _reason(curve: Curve) -> str:
+    if curve.drift is None or curve.regret is None or (curve.optimum and curve.optimum.open):
+        return f": {curve.says}"
+    return f": drift {plain(drift_cell(curve))}, regret {plain(regret_cell(curve))}"
+
+
+def _other_rules(main: Sequence[Tally], others: Sequence[Tally]) -> list[Line]:
+    """Every other rule set beside the main one, on the axes where both ran."""
+    lines = []
+    for rules in dict.fromkeys(tally.rules for tally in others):
+        axes = [tally for tally in others if tally.rules == rules]
+        both: dict[str, tuple[Curve | None, Curve]] = {}
+        for tally in axes:
+            ours = next((t for t in main if t.summary.title == tally.summary.title), None)
+            at = {curve.target: curve for curve in ours.curves} if ours else {}
+            for curve in tally.curves:
+                both.setdefault(curve.runs, (at.get(curve.target), curve))
+        line = beside_line(main[0].rules, list(both.values()), rules, main[0].summary.unit)
+        known = [ours for ours, _ in both.values() if ours is not None]
+        where = f"There ({', '.join(tally.summary.title for tally in axes)})"
+        text = f"{line.text} {where} {main[0].rules} served {served_of(known)}." if known else line.text
+        lines.append(dataclasses.replace(line, text=text))
+    return lines
+
+
+def worst_drift(curves: Iterable[Curve]) -> Curve | None:
+    """The finished curve whose optimum moved farthest, in either direction."""
+    known = (c for c in curves if c.drift is not None and c.status != "unfinished")
+    return max(known, key=lambda c: abs(c.drift or 0.0), default=None)
+
+
+def worst_regret(curves: Iterable[Curve]) -> Curve | None:
+    """The finished curve that pays most for the transferred value."""
+    known = (c for c in curves if c.regret is not None and c.status != "unfinished")
+    return max(known, key=lambda c: c.regret or 0.0, default=None)

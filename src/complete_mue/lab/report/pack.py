@@ -1,0 +1,80 @@
+"""Packed sweeps: one file each, small and the same byte for byte whenever the same records are packed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from complete_mue.errors import FileError
+from complete_mue.lab.report.records import read_sweep
+from complete_mue.lab.report.sheet import Sheet
+from complete_mue.lab.report.stored import PACKED, Stored, load
+from complete_mue.lab.report.union import join_plans
+from complete_mue.storage import whole
+
+_FOLDERS = re.compile(r"(?<![^\s='\"])~?/(?:[^\s/'\"]+/)*")
+
+
+def file_stem(task: str, name: str) -> str:
+    """``lm-activated``: the names of a sweep's files, one per task and figure."""
+    return f"{task}-{re.sub(r'[^A-Za-z0-9_.-]+', '-', name).strip('-.') or 'sweep'}"
+
+
+def pack_sweeps(places: Sequence[Path], folder: Path) -> list[Path]:
+    """Write every sweep as ``folder/TASK-NAME.jsonl``. Parts of one sweep that lie in several places become one."""
+    parts: dict[Path, list[Stored]] = {}
+    for place in places:
+        sweep = read_sweep(place)  # nothing damaged gets packed
+        parts.setdefault(folder / f"{file_stem(sweep.task, sweep.name)}{PACKED}", []).append(load(place))
+    packed = {path: _packed(found) for path, found in parts.items()}
+    for path, (plan, _) in packed.items():
+        _refuse_loss(path, plan, [stored.place for stored in parts[path]])
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise FileError(f"{folder}: {problem.strerror}; give --pack a folder that can be written") from None
+    for path, (plan, records) in packed.items():
+        with whole(path) as file:
+            for line in ({"packed": 1, **plan}, *(records[id_] for id_ in sorted(records))):
+                text = json.dumps(line, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+                file.write(text.encode("utf-8") + b"\n")
+    return list(packed)
+
+
+def _packed(parts: Sequence[Stored]) -> tuple[dict[str, Any], dict[str, Mapping[str, Any]]]:
+    """The plan and the records of all parts; of two records of one point, the first that did not fail."""
+    plan = _plan(parts[0])
+    for part in parts[1:]:
+        plan = join_plans(plan, _plan(part), str(parts[0].place), f"{part.place} goes to another folder")
+    records: dict[str, Mapping[str, Any]] = {}
+    for id_ in {point["id"] for point in plan["points"]}:
+        found = [record.data for part in parts if (record := part.record(id_)) is not None]
+        if found:
+            records[id_] = next((record for record in found if record["status"] != "failed"), found[0])
+    return plan, records
+
+
+def _plan(stored: Stored) -> dict[str, Any]:
+    plan = {key: value for key, value in stored.sheet.data.items() if key not in ("packed", "request")}
+    return {**plan, "command": portable(str(plan["command"]))}
+
+
+def portable(command: str) -> str:
+    """A command without the folders of the machine it ran on: an absolute path keeps its last name."""
+    return _FOLDERS.sub("", command)
+
+
+def _refuse_loss(path: Path, plan: Mapping[str, Any], places: Sequence[Path]) -> None:
+    """A packed file is never replaced by one that holds fewer points."""
+    if not path.exists() or path in places:
+        return
+    held: Sheet = load(path).sheet
+    lost = {point.text("id") for point in held.sheets("points")} - {p["id"] for p in plan["points"]}
+    if lost:
+        raise FileError(
+            f"{path}: holds {len(lost)} points that {', '.join(map(str, places))} does not; name it beside them to "
+            "join the two, or delete it"
+        )

@@ -1,0 +1,336 @@
+"""What the pictures show, as plain data; ``svg`` and ``plots`` draw the same panels, one for the page, one as PNG."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from complete_mue.lab.report.curves import Curve
+from complete_mue.lab.report.roles import changes
+from complete_mue.lab.report.summary import Scan, Summary, TransferredRun
+from complete_mue.lab.report.words import label, short_count, with_unit
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A place in a panel with the words that explain it; ``error`` is the half-length of its bar."""
+
+    x: float
+    y: float
+    says: str
+    error: float | None = None
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One line of a panel. ``style`` numbers its colour and marker (0: the reference); ``diverged`` dots go on top.
+    Dots that are no line are not ``joined``."""
+
+    name: str
+    style: int
+    dots: tuple[Dot, ...]
+    markers: bool = True
+    diverged: tuple[Dot, ...] = ()
+    minimum: Dot | None = None
+    joined: bool = True
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A range with labelled ticks, on a linear or a logarithmic scale."""
+
+    label: str
+    low: float
+    high: float
+    ticks: tuple[tuple[float, str], ...]
+    log: bool = False
+
+    def place(self, value: float) -> float:
+        """Where a value lies, 0 to 1 from low to high."""
+        low, high, at = (math.log(v) if self.log else v for v in (self.low, self.high, value))
+        return (at - low) / (high - low)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One coordinate system: a rule set, mostly. ``guide`` is the dashed line of the transferred value."""
+
+    title: str
+    x: Axis
+    lines: tuple[Drawn, ...]
+    guide: tuple[float, str] | None = None
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Panels side by side with one y axis; ``level`` is a dashed horizontal line."""
+
+    key: str
+    title: str
+    caption: str
+    y: Axis
+    panels: tuple[Panel, ...]
+    level: float | None = None
+
+
+def pictures(summary: Summary) -> tuple[Picture, ...]:
+    """Every picture that the sweep's records allow."""
+    if summary.probe:
+        return tuple(picture for picture in (_roles_picture(summary),) if picture is not None)
+    drawn = [_scan_picture(summary, scan) for scan in summary.scans]
+    drawn += [_scaling_picture(summary)] if summary.scaling else []
+    drawn += [_speedup_picture(summary), _first_steps_picture(summary)]
+    return tuple(picture for picture in drawn if picture is not None)
+
+
+# -- loss against a hyperparameter ------------------------------------------------------------------------
+
+
+def _scan_picture(summary: Summary, scan: Scan) -> Picture | None:
+    seen = [curve for curve in scan.curves if curve.optimum is not None]
+    if not seen:
+        return None
+    values = [point.value for curve in scan.curves for point in curve.points]
+    losses = [point.loss for curve in seen for point in curve.points if point.loss is not None and not point.diverged]
+    needed = [loss for curve in seen if curve.optimum for loss in (curve.optimum.best_loss, curve.optimum.loss)]
+    needed += [curve.transferred_loss for curve in seen if curve.transferred_loss is not None]
+    guide = (scan.tuned, f"{scan.tuned:.3g}") if scan.tuned > 0 else None  # zero has no place on a log axis
+    name = f"{label(scan.hyper)}, in units of {summary.reference}"
+    x = _log_axis(name, values, reach=[scan.tuned] if guide else [])
+    panels = tuple(
+        Panel(rules, x, tuple(_scan_line(summary, curve) for curve in curves), guide)
+        for rules, curves in _panels(summary.reference, scan.curves)
+    )
+    return Picture(
+        key=scan.hyper,
+        title=f"Loss against {label(scan.hyper)}",
+        caption=f"One line per layout; the dashed line is the value tuned on {summary.reference}, transferred to all. "
+        "Rings mark fitted minima, crosses on top runs that diverged, bars the standard deviation over seeds.",
+        y=_linear_axis(with_unit("final loss", summary.unit), needed + _calm(losses, needed)),
+        panels=panels,
+    )
+
+
+def _roles_picture(summary: Summary) -> Picture | None:
+    """One small panel per role: what another value would change, seed by seed."""
+    panels, heights = [], [0.0]
+    for scan in summary.scans:
+        lines = []
+        for curve in scan.curves:
+            dots = tuple(
+                Dot(x, y, f"{curve.target}, {curve.rules}, 2^{x:g} of the plan's value: {y:+.4f}", error)
+                for x, y, error in changes(curve)
+            )
+            name = curve.target if len({c.rules for c in scan.curves}) == 1 else f"{curve.target}, {curve.rules}"
+            lines += [Drawn(name, style_of(summary, curve.target), dots)] if dots else []
+            heights += [dot.y for dot in dots]
+        if lines:
+            x = _linear_axis("octaves from the plan's value", [dot.x for line in lines for dot in line.dots])
+            panels.append(Panel(label(scan.hyper), x, tuple(lines), (0.0, "")))
+    if not panels:
+        return None
+    alone = len(panels) == 1
+    return Picture(
+        key="roles",
+        title="What another value of one role would change" + (f": {panels[0].title}" if alone else ""),
+        caption="One panel per role, one line per layout; below zero, another value than the plan's does better. "
+        "Bars are standard errors over paired seeds.",
+        y=_linear_axis(with_unit("change of the final loss", summary.unit), heights + _calm(heights, [0.0])),
+        panels=(dataclasses.replace(panels[0], title=""),) if alone else tuple(panels),
+        level=0.0,
+    )
+
+
+def _calm(losses: Sequence[float], needed: Sequence[float]) -> list[float]:
+    """Losses worth the paper's height: the lower three quarters; far higher ones would flatten the basins."""
+    ordered = sorted(losses)
+    floor, ceiling = ordered[0], max(needed)
+    quarter = ordered[min(len(ordered) - 1, (3 * len(ordered)) // 4)]
+    top = max(ceiling, floor + 1.3 * (quarter - floor))
+    return [loss for loss in losses if loss <= top] + ([top] if top < ordered[-1] else [])
+
+
+def _panels(reference: str, curves: Iterable[Curve]) -> list[tuple[str, list[Curve]]]:
+    """Rule set by rule set, the reference's curve in each."""
+    curves = list(curves)
+    own = [curve for curve in curves if curve.target == reference]
+    rules = dict.fromkeys(curve.rules for curve in curves)
+    return [(name, own + [c for c in curves if c.rules == name and c.target != reference]) for name in rules]
+
+
+def _scan_line(summary: Summary, curve: Curve) -> Drawn:
+    name = label(curve.hyper)
+    dots, diverged = [], []
+    for point in curve.points:
+        where = f"{curve.target}, {name} {point.value:.3g}"
+        if point.diverged:
+            diverged.append(Dot(point.value, math.nan, f"{where}: diverged"))
+        elif point.loss is not None:
+            bar = f" ± {point.std:.4f}" if point.std is not None else ""
+            seeds = f"{point.seeds} seed{'s' if point.seeds != 1 else ''}"
+            dots.append(Dot(point.value, point.loss, f"{where}: loss {point.loss:.4f}{bar}, {seeds}", point.std))
+    best = curve.optimum
+    minimum = None
+    if best is not None:
+        edge = f", open: at the {best.open} edge" if best.open else ""
+        wall = f", diverges {best.diverges}" if best.diverges else ""
+        text = f"{curve.target}: optimum {best.value:.3g}, loss {best.loss:.4f}{edge}{wall}"
+        minimum = Dot(best.value, best.loss, text)
+    return Drawn(curve.target, style_of(summary, curve.target), tuple(dots), True, tuple(diverged), minimum)
+
+
+def style_of(summary: Summary, target: str) -> int:
+    """0 for the reference, then the targets in order."""
+    others = [t.name for t in summary.targets if t.name != summary.reference]
+    return 0 if target == summary.reference else 1 + others.index(target)
+
+
+# -- loss against size, speedup, first steps ------------------------------------------------------------------
+
+
+def _scaling_picture(summary: Summary) -> Picture | None:
+    """Loss along each of the figure's axes; where its targets lie on none, against their size."""
+    runs = [run for run in summary.runs if run.loss is not None and not run.diverged]
+    if not runs:
+        return None
+    places = [place for target in summary.targets for place in target.places]
+    caption = f"Every layout trained with the values tuned on {summary.reference}; "
+    own = next((run.loss for run in runs if run.target == summary.reference), None)
+    if places:
+        panels = tuple(_axis_panel(summary, runs, title) for title in dict.fromkeys(place.title for place in places))
+        caption += f"the dashed line is {summary.reference} itself; "
+    else:
+        panels, own = (_size_panel(summary, runs),), None
+    losses = [dot.y for panel in panels for line in panel.lines for dot in line.dots]
+    return Picture(
+        key="scaling",
+        title="Loss against size, hyperparameters fixed",
+        caption=f"{caption}bars are the standard deviation over seeds.",
+        y=_linear_axis(with_unit("final loss", summary.unit), losses + ([own] if own is not None else [])),
+        panels=panels,
+        level=own,
+    )
+
+
+def _axis_panel(summary: Summary, runs: Sequence[TransferredRun], title: str) -> Panel:
+    """Loss against the place along the axis of this title, a line per rule set."""
+    at = {target.name: place for target in summary.targets for place in target.places if place.title == title}
+    lines = []
+    for number, rules in enumerate(dict.fromkeys(run.rules for run in summary.runs)):
+        chosen = [run for run in runs if run.rules == rules and run.target in at]
+        dots = sorted((_sized_dot(summary, run, rules, at[run.target].x) for run in chosen), key=lambda dot: dot.x)
+        lines += [Drawn(rules, number + 1, tuple(dots))] if dots else []
+    x = _log_axis(next(iter(at.values())).label, [place.x for place in at.values()], short_count)
+    return Panel(title, x, tuple(lines))
+
+
+def _size_panel(summary: Summary, runs: Sequence[TransferredRun]) -> Panel:
+    """Loss against the number of parameters, a colour per rule set."""
+    lines = []
+    for number, rules in enumerate(dict.fromkeys(run.rules for run in summary.runs)):
+        chosen = [run for run in runs if run.rules == rules or run.target == summary.reference]
+        dots = [_sized_dot(summary, run, rules, getattr(summary.target(run.target), summary.size)) for run in chosen]
+        lines.append(Drawn(rules, number + 1, tuple(sorted(dots, key=lambda dot: dot.x)), joined=False))
+    sizes = [dot.x for line in lines for dot in line.dots]
+    return Panel("", _log_axis(f"{summary.size} parameters", sizes, short_count), tuple(lines))
+
+
+def _sized_dot(summary: Summary, run: TransferredRun, rules: str, x: float) -> Dot:
+    size = short_count(getattr(summary.target(run.target), summary.size))
+    text = f"{rules}, {run.target}: {size} {summary.size} parameters, loss {run.loss:.4f}"
+    return Dot(x, run.loss or 0.0, text + (f" ± {run.spread:.4f}" if run.spread else ""), run.spread)
+
+
+def _speedup_picture(summary: Summary) -> Picture | None:
+    runs = [run for run in summary.runs if run.speedup is not None]
+    if not runs:
+        return None
+    levels = [loss for run in runs if run.speedup for loss in run.speedup.loss]
+    ratios = [ratio for run in runs if run.speedup for ratio in run.speedup.ratio]
+    x = _linear_axis(with_unit("loss reached", summary.unit), levels)
+    return Picture(
+        key="speedup",
+        title=f"Speedup over {summary.reference}",
+        caption=f"Steps of {summary.reference} over steps of the layout to the same loss, at the transferred values, "
+        "in the stable phase of the schedule, by the mean over seeds. Above one, the layout learns faster.",
+        y=_linear_axis("speedup", [*ratios, 1.0]),
+        panels=tuple(
+            Panel(rules, x, tuple(_speedup_line(summary, run) for run in runs if run.rules == rules))
+            for rules in dict.fromkeys(run.rules for run in runs)
+        ),
+        level=1.0,
+    )
+
+
+def _speedup_line(summary: Summary, run: TransferredRun) -> Drawn:
+    found = run.speedup
+    assert found is not None
+    dots = tuple(
+        Dot(loss, ratio, f"{run.target}: {ratio:.2f} times as fast to loss {loss:.3f}")
+        for loss, ratio in zip(found.loss, found.ratio, strict=True)
+    )
+    return Drawn(run.target, style_of(summary, run.target), dots, markers=False)
+
+
+def _first_steps_picture(summary: Summary) -> Picture | None:
+    runs = [run for run in summary.runs if run.first]
+    if not runs:
+        return None
+    losses = [loss for run in runs for loss in run.first if math.isfinite(loss)]
+    steps = max(len(run.first) for run in runs)
+    if not losses or steps < 2:
+        return None
+    x = _linear_axis("step", [1, steps])
+    rules = dict.fromkeys(run.rules for run in runs)
+    chosen = {name: [run for run in runs if run.rules == name or run.target == summary.reference] for name in rules}
+    return Picture(
+        key="first-steps",
+        title=f"The first {steps} steps at the transferred values",
+        caption="Where the rules fit, the layouts start alike.",
+        y=_linear_axis(with_unit("loss", summary.unit), losses),
+        panels=tuple(Panel(name, x, tuple(_first_line(summary, run) for run in chosen[name])) for name in rules),
+    )
+
+
+def _first_line(summary: Summary, run: TransferredRun) -> Drawn:
+    dots = tuple(
+        Dot(step, loss, f"{run.target}: loss {loss:.3f} at step {step}")
+        for step, loss in enumerate(run.first, start=1)
+        if math.isfinite(loss)
+    )
+    return Drawn(run.target, style_of(summary, run.target), dots, markers=False)
+
+
+# -- axes --------------------------------------------------------------------------------------------------
+
+
+def _log_axis(
+    name: str,
+    values: Iterable[float],
+    words: Callable[[float], str] = "{:.3g}".format,
+    reach: Sequence[float] = (),
+) -> Axis:
+    """Ticks at the values themselves, thinned to at most five; the axis spans ``reach`` as well."""
+    found = sorted(set(values))
+    low, high = min(found[0], *reach, found[0]), max(found[-1], *reach, found[-1])
+    pad = (high / low) ** 0.06 if high > low else 1.4
+    every = math.ceil(len(found) / 5)
+    middle = (len(found) // 2) % every
+    return Axis(name, low / pad, high * pad, tuple((v, words(v)) for v in found[middle::every]), log=True)
+
+
+def _linear_axis(name: str, values: Iterable[float]) -> Axis:
+    """Round ticks, four to six of them."""
+    values = list(values)
+    low, high = min(values), max(values)
+    span = (high - low) or max(abs(high), 1e-3) * 0.1
+    low, high = low - 0.06 * span, high + 0.06 * span
+    rough = (high - low) / 5
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(step * power for step in (1, 2, 2.5, 5, 10) if step * power >= rough)
+    digits = max(0, -math.floor(math.log10(step) + 1e-9) + (1 if f"{step / power:g}" == "2.5" else 0))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    form = f".{digits}f" if digits < 10 and max(-low, high) < 1e10 else ".4g"
+    return Axis(name, low, high, tuple((i * step, format(i * step, form)) for i in range(first, last + 1)))

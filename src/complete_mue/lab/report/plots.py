@@ -1,0 +1,134 @@
+"""The pictures as PNG files, drawn with matplotlib (the extra ``plots``), which is imported only here and only then."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from complete_mue.errors import FileError
+from complete_mue.lab.report.pictures import Axis, Drawn, Panel, Picture
+from complete_mue.storage import whole
+
+# The page's colours and markers.
+_COLOURS = ("#1c2024", "#0072b2", "#d55e00", "#009e73", "#b3589a", "#c98200", "#3a9fd6", "#882255")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "p", "<")
+_DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1.2, 1.2)))  # where colours come round again
+
+
+def can_plot() -> bool:
+    """Whether matplotlib is here."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def write_png(picture: Picture, path: Path, columns: int | None = None, dpi: int = 150) -> Path:
+    """Draw one picture with one y axis, its panels side by side or at most ``columns`` in a row; the file appears whole
+    or not at all."""
+    if not can_plot():
+        raise FileError("a picture needs matplotlib: pip install 'complete-mue[plots]', or look at report.html")
+    from matplotlib.figure import Figure
+
+    count = len(picture.panels)
+    wide = min(count, columns or count)
+    high = -(-count // wide)
+    size = (4.1 * wide + 0.9 if count > 1 else 6.2, 4.3 if high == 1 else 0.9 + 3.5 * high)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(high, wide, squeeze=False, sharey=True).flatten()
+    for axis, panel in zip(axes, picture.panels, strict=False):
+        _draw(axis, picture, panel)
+        if count > 1:
+            axis.set_title(panel.title, fontsize=11, pad=20 if panel.guide else 8)
+    for axis in axes[count:]:
+        axis.set_visible(False)
+    for axis in axes[::wide]:
+        axis.set_ylabel(picture.y.label)
+    handles = {text: h for axis in axes for h, text in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(
+        list(handles.values()), list(handles), loc="outside lower center", frameon=False, fontsize=9,
+        ncols=min(len(handles), 7 if wide > 1 else 4),
+    )  # fmt: skip
+    figure.suptitle(picture.title, fontsize=12.5)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=dpi, format="png")
+    with whole(path) as file:
+        _with_palette(drawn, file)
+    return path
+
+
+def _with_palette(drawn: BinaryIO, file: BinaryIO) -> None:
+    """The same picture in 64 colours, a third of the size; Pillow is there because matplotlib needs it."""
+    from PIL import Image
+
+    with Image.open(drawn) as image:
+        few = image.convert("RGB").quantize(64, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        few.save(file, format="PNG", optimize=True)
+
+
+def _draw(axis: Any, picture: Picture, panel: Panel) -> None:
+    _scale(axis.xaxis, axis.set_xscale, axis.set_xlim, panel.x)
+    _scale(axis.yaxis, axis.set_yscale, axis.set_ylim, picture.y)
+    axis.set_xlabel(panel.x.label)
+    axis.grid(axis="y", color="#eceef0")
+    axis.set_axisbelow(True)
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+    if picture.level is not None:
+        axis.axhline(picture.level, color="#5d666f", linestyle=(0, (5, 4)), linewidth=1)
+    if panel.guide is not None:
+        value, text = panel.guide
+        axis.axvline(value, color="#5d666f", linestyle=(0, (5, 4)), linewidth=1)
+        where = (value, 1.02)
+        axis.annotate(
+            f"transferred {text}", where, xycoords=("data", "axes fraction"), ha="center", fontsize=8.5, color="#5d666f"
+        )
+    for line in panel.lines:
+        _line(axis, picture, line)
+
+
+def _line(axis: Any, picture: Picture, line: Drawn) -> None:
+    number = 0 if line.style == 0 else 1 + (line.style - 1) % (len(_COLOURS) - 1)
+    colour, mark = _COLOURS[number], _MARKERS[number]
+    dashes = _DASHES[max(line.style - 1, 0) // (len(_COLOURS) - 1) % len(_DASHES)] if line.joined else "none"
+    xs, ys = [dot.x for dot in line.dots], [dot.y for dot in line.dots]
+    width = 2.2 if line.style == 0 else 1.6
+    axis.plot(
+        xs, ys, color=colour, linewidth=width, linestyle=dashes, marker=mark if line.markers else None, markersize=5,
+        label=line.name,
+    )  # fmt: skip
+    bars = [dot for dot in line.dots if dot.error]
+    if bars and line.markers:
+        axis.errorbar(
+            [dot.x for dot in bars], [dot.y for dot in bars], [dot.error for dot in bars], color=colour,
+            fmt="none", capsize=2, linewidth=1.1,
+        )  # fmt: skip
+    if line.minimum is not None:
+        axis.plot(
+            [line.minimum.x], [line.minimum.y], marker="o", markersize=11, markerfacecolor="none",
+            markeredgecolor=colour, markeredgewidth=1.5, linestyle="none",
+        )  # fmt: skip
+    if line.diverged:
+        span = picture.y.high - picture.y.low
+        top = picture.y.high - span * (0.02 + 0.03 * number)
+        axis.plot([dot.x for dot in line.diverged], [top] * len(line.diverged), "x", color=colour, markersize=6)
+
+
+def _scale(ticks: Any, set_scale: Any, set_limits: Any, axis: Axis) -> None:
+    if axis.log:
+        set_scale("log", base=2)
+    ticks.set_major_locator(_fixed([value for value, _ in axis.ticks]))
+    ticks.set_major_formatter(_named([text for _, text in axis.ticks]))
+    ticks.set_minor_locator(_fixed([]))
+    set_limits(axis.low, axis.high)
+
+
+def _fixed(places: list[float]) -> Any:
+    from matplotlib.ticker import FixedLocator
+
+    return FixedLocator(places)
+
+
+def _named(texts: list[str]) -> Any:
+    from matplotlib.ticker import FixedFormatter
+
+    return FixedFormatter(texts)

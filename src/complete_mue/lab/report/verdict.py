@@ -1,0 +1,275 @@
+"""Whether the transfer held, in plain words: what served, what did not, and what these runs cannot tell.
+
+A target is served where its drift is at most half an octave and its regret at most 0.01, and the error bars are no
+wider than these goals (``held``), or where the basin is so flat that its loss is within the goal while the optimum's
+place cannot be told (``flat``). ``missed`` is a miss that the noise does not explain; ``unclear`` is anything the noise
+does explain. ``open`` means the optimum lies at the grid's edge, ``unfinished`` that runs are missing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from complete_mue.lab.report.curves import Curve
+from complete_mue.lab.report.words import label, short_count
+
+DRIFT_GOAL = 0.5  # octaves
+REGRET_GOAL = 0.01  # nats
+_CLEAR = 2.0  # standard errors
+OURS = ("complete_mue", "complete_mue_sparse")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One sentence; ``kind`` is good, bad, open or note. Sentences with one ``about`` belong together."""
+
+    kind: str
+    text: str
+    about: str = ""
+
+
+def judge(curve: Curve, unit: str, reference: Curve | None) -> tuple[str, str]:
+    """(status, reason) of one target under one rule set."""
+    if curve.optimum is None:
+        diverged = any(point.diverged for point in curve.points)
+        return ("missed", "diverges at every value") if diverged else ("unfinished", "no result yet")
+    if curve.transferred_diverged:
+        return "missed", "diverges at the transferred value"
+    if curve.regret is None:
+        return "unfinished", "no result at the transferred value"
+    if curve.gaps:
+        return "unfinished", f"runs are missing at {_values(curve.gaps)}"
+    regret, error = curve.regret, curve.regret_error or 0.0
+    if regret - _CLEAR * error > REGRET_GOAL and curve.optimum.open:
+        return "missed", f"regret at least {regret:.3f} {unit}; the optimum lies at the {_edge(curve)}"
+    if curve.optimum.open:
+        return "open", f"optimum at the {_edge(curve)}: scan wider"
+    if reference is not None and reference.gaps:
+        return "unfinished", f"runs of {reference.target} are missing, so the drift is not known"
+    if curve.drift is None:
+        return "unclear", "the reference's optimum is not known, so neither is the drift"
+    return _weigh(curve.drift, curve.drift_error, regret, curve.regret_error, unit)
+
+
+def _weigh(
+    drift: float, drift_error: float | None, regret: float, regret_error: float | None, unit: str
+) -> tuple[str, str]:
+    drift_off, regret_off = abs(drift) > DRIFT_GOAL, regret > REGRET_GOAL
+    moved = f"drift {drift:+.2f} octaves"
+    cost = f"regret {regret:.3f} {unit}"
+    clear = (drift_off and abs(drift) - _CLEAR * (drift_error or 0.0) > DRIFT_GOAL) or (
+        regret_off and regret - _CLEAR * (regret_error or 0.0) > REGRET_GOAL
+    )
+    if clear:
+        flat = "; the basin is flat, so it costs little" if not regret_off else ""
+        return "missed", f"{moved}, {cost}{flat}"
+    wide_drift = drift_error is not None and drift_error > DRIFT_GOAL
+    wide_regret = regret_error is not None and regret_error > REGRET_GOAL
+    if not (drift_off or regret_off or wide_drift or wide_regret):
+        return "held", f"{moved}, {cost}"
+    most = math.inf if regret_error is None else regret + _CLEAR * regret_error
+    if most <= REGRET_GOAL:
+        most = math.ceil(most * 1000) / 1000
+        return "flat", f"costs at most {most:.3f} {unit}; the optimum's place cannot be told to half an octave"
+    noise = [f"±{drift_error:.2f} octaves"] if drift_error is not None and (drift_off or wide_drift) else []
+    noise += [f"±{regret_error:.3f} {unit}"] if regret_error is not None and (regret_off or wide_regret) else []
+    return "unclear", f"{moved}, {cost}, but the noise is {' and '.join(noise)}: too small a budget to tell"
+
+
+def _values(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.3g}" for value in values)
+
+
+def _edge(curve: Curve) -> str:
+    side = curve.optimum.open if curve.optimum else None
+    return "both edges of the grid (one value)" if side == "both" else f"{side} edge of the grid"
+
+
+def scan_lines(hyper: str, tuned: float, reference: str, curves: Sequence[Curve], unit: str) -> list[Line]:
+    """The sentences for one hyperparameter: the reference's rule set first, then every other beside it. Where the
+    targets ran by other rules alone, the first of these leads, by its name."""
+    own = next((c for c in curves if c.target == reference), None)
+    groups: dict[str, list[Curve]] = {}
+    for curve in curves:
+        if curve.target != reference:
+            groups.setdefault(curve.rules, []).append(curve)
+    lines = _reference_lines(hyper, tuned, reference, own)
+    if groups:
+        (lead, ours), *others = groups.items()
+        at = {curve.target: curve for curve in ours}
+        beside = [beside_line(lead, [(at.get(c.target), c) for c in group], rules, unit) for rules, group in others]
+        by = "" if own is not None and own.rules == lead else f" by {lead}"
+        lines = [*_main_lines(hyper, tuned, reference, ours, unit, by), *lines, *beside]
+    elif own is not None and own.optimum is not None and own.optimum.open is None:  # a scan of the reference alone
+        text = f"{label(hyper).capitalize()}: {reference} has its optimum at {optimum_words(own, unit)}"
+        doubtful = doubts(own)
+        lines = [Line("open" if doubtful else "good", "; ".join([text, *doubtful]) + ".")]
+    return [dataclasses.replace(line, about=hyper) for line in lines]
+
+
+def optimum_words(curve: Curve, unit: str) -> str:
+    """``0.008 ± 0.12 octaves; from … 0.004 to 0.012 the loss is within 0.01 nats of the best``."""
+    best = curve.optimum
+    if best is None:
+        return "none"
+    error = f" ± {curve.optimum_error:.2f} octaves" if curve.optimum_error is not None else ""
+    text = f"{best.value:.3g}{error}; from {best.basin} the loss is within {best.basin.nats:g} {unit} of the best"
+    return f"{text}; it diverges {best.diverges}" if best.diverges else text
+
+
+def doubts(curve: Curve) -> list[str]:
+    """What keeps the optimum of a tuned model from being known well."""
+    found = []
+    if curve.optimum_error is not None and curve.optimum_error > DRIFT_GOAL:
+        found.append(f"± {curve.optimum_error:.2f} octaves is more than half an octave: take more seeds or longer runs")
+    if curve.optimum is not None:
+        basin = curve.optimum.basin
+        sides = [name for name, off in (("low", basin.low_open), ("high", basin.high_open)) if off]
+        if sides:
+            found.append(f"the basin runs off the grid on its {' and '.join(sides)} side: scan wider")
+    if curve.gaps:
+        found.append(f"runs are missing at {_values(curve.gaps)}")
+    return found
+
+
+def _main_lines(hyper: str, tuned: float, reference: str, group: Sequence[Curve], unit: str, by: str) -> list[Line]:
+    served = [curve for curve in group if curve.served]
+    held = [curve for curve in served if curve.status == "held"]
+    text = f"{label(hyper).capitalize()}: the {reference} optimum ({tuned:.3g}) served {served_of(group)}{by}"
+    facts = [f"drift at most {max(abs(curve.drift or 0.0) for curve in held):.2f} octaves"] if held else []
+    facts += [f"regret at most {max(curve.regret or 0.0 for curve in served):.4f} {unit}"] if served else []
+    first = Line(kind_of(group), f"{text}{': ' if facts else ''}{', '.join(facts)}.")
+    rest = [Line("note", f"{c.target}, flat: {c.says}.") for c in group if c.status == "flat"]
+    rest += [Line("bad" if c.status == "missed" else "open", f"{c.target}: {c.says}.") for c in group if not c.served]
+    return [first, *rest]
+
+
+def kind_of(group: Sequence[Curve]) -> str:
+    """good: all were served; bad: none, and not for want of evidence."""
+    if all(curve.served for curve in group):
+        return "good"
+    missed = any(curve.status == "missed" for curve in group)
+    return "bad" if missed and not any(curve.served for curve in group) else "open"
+
+
+def _reference_lines(hyper: str, tuned: float, reference: str, own: Curve | None) -> list[Line]:
+    if own is None or own.optimum is None:
+        return [Line("open", f"{reference}: the reference has no result yet, so the drift is not known.")]
+    if own.optimum.open:
+        edge = f"{own.optimum.open} edge" if own.optimum.open != "both" else "edge"
+        return [Line("open", f"{reference}: the reference's own optimum is at the {edge} of its grid: scan wider.")]
+    if own.gaps:
+        text = f"{reference}: the reference's runs are missing at {_values(own.gaps)}, so the drift is not known."
+        return [Line("open", text)]
+    moved = math.log2(own.optimum.value / tuned) if tuned > 0 else math.inf
+    if abs(moved) > DRIFT_GOAL + _CLEAR * (own.optimum_error or 0.0):
+        text = f"{reference}: its own optimum here is {own.optimum.value:.3g}, {moved:+.2f} octaves from the tuned"
+        return [Line("bad", f"{text} {label(hyper)} {tuned:.3g}: tune the reference again.")]
+    return []
+
+
+def served_of(group: Sequence[Curve]) -> str:
+    """``3 of 4 layouts, 1 of them flat, 1 unfinished``."""
+    noun = "layout" if len(group) == 1 else "layouts"
+    served, flat, unfinished = (
+        sum(map(counts, group))
+        for counts in (lambda c: c.served, lambda c: c.status == "flat", lambda c: c.status == "unfinished")
+    )
+    more = f", {flat} of them flat" if flat and len(group) > 1 else ""
+    more += f", {unfinished} unfinished" if unfinished else ""
+    if served == len(group):
+        return f"all {served} {noun}{more}" if served > 1 else "its one layout"
+    return f"{served or 'none'} of {len(group)} {noun}{more}"
+
+
+def beside_line(main: str, both: Sequence[tuple[Curve | None, Curve]], rules: str, unit: str) -> Line:
+    """How another rule set does, in the loss that one pays at the transferred value; ``both`` holds the main rule set's
+    curve (if there is one) and the other's for each target. It is never better where it blew up."""
+    pairs = [(ours, curve) for ours, curve in both if ours is not None]
+    text = f"{rules} served {served_of([curve for _, curve in both])}"
+    blown = [b.target for _, b in pairs if b.transferred_diverged]
+    text += f", diverged at the transferred value for {', '.join(blown)}" if blown else ""
+    costs = [found for ours, theirs in pairs if (found := _costs(ours, theirs))]
+    if not costs:
+        return Line("note", f"{text}; no loss at the transferred value to compare with {main} yet.")
+    more, error = _mean_and_error(costs)
+    threshold = _CLEAR * error if error is not None else REGRET_GOAL / 2
+    ours_served, theirs_served = (sum(pair[side].served for pair in pairs) for side in (0, 1))
+    if abs(more) <= threshold and theirs_served >= ours_served and not blown:
+        return Line("open", f"{text}: it does as well as {main} here; these runs do not tell the two apart.")
+    bar = f" ± {error:.3f}" if error is not None else ""
+    side = "higher" if more > 0 else "lower"
+    text += f"; its loss at the transferred value is {abs(more):.3f}{bar} {unit} {side} than that of {main} on average"
+    if len(costs) < len(both):
+        text += f" on the {len(costs)} layout{'s' if len(costs) > 1 else ''} where both finished"
+    better = -more > threshold and not blown
+    kind = "good" if rules in OURS else "bad"  # where a rival does better, that speaks against ours
+    return Line(kind if better else "note", f"{text}: it does better here." if better else f"{text}.")
+
+
+def _costs(ours: Curve, theirs: Curve) -> list[float]:
+    """By how much the other rule set's loss is higher at the transferred value, seed by seed: what a seed adds to both
+    alike is no difference. One number where that value was not scanned."""
+    if ours.transferred_loss is None or theirs.transferred_loss is None:
+        return []
+    if ours.at_transferred is None or theirs.at_transferred is None:
+        return [theirs.transferred_loss - ours.transferred_loss]
+    own = dict(ours.at_transferred.losses)
+    return [loss - own[seed] for seed, loss in theirs.at_transferred.losses if seed in own]
+
+
+def _mean_and_error(costs: Sequence[Sequence[float]]) -> tuple[float, float | None]:
+    """The mean over layouts, and its standard error from the spread over each layout's seeds."""
+    means = [statistics.fmean(found) for found in costs]
+    freedom = sum(len(found) - 1 for found in costs)
+    if not freedom:
+        return statistics.fmean(means), None
+    rest = sum((cost - mean) ** 2 for found, mean in zip(costs, means, strict=True) for cost in found)
+    error = math.sqrt(rest / freedom * sum(1 / len(found) for found in costs)) / len(costs)
+    return statistics.fmean(means), error
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A target of a scaling figure: its parameters and its loss; ``error`` is zero where unknown."""
+
+    target: str
+    active: int
+    total: int
+    loss: float | None
+    error: float
+    diverged: bool
+
+    def rises_above(self, other: Sized) -> bool:
+        """Whether its loss is higher than that of a target no larger in any respect, beyond the noise."""
+        if self.loss is None or other.loss is None or other.active > self.active or other.total > self.total:
+            return False
+        noise = math.hypot(self.error, other.error)
+        return self is not other and self.loss - other.loss > (_CLEAR * noise or REGRET_GOAL / 2)
+
+
+def scaling_lines(losses: dict[str, list[Sized]], unit: str, size: str) -> list[Line]:
+    """Loss against size at fixed hyperparameters, per rule set, smallest first. More experts, more active ones and more
+    layers are different ways to grow, so a rise counts only against a target that is no larger in any of them."""
+    lines: list[Line] = []
+    for rules, rows in losses.items():
+        known = [row for row in rows if row.loss is not None and not row.diverged]
+        blown = [row.target for row in rows if row.diverged]
+        if blown:
+            lines.append(Line("bad", f"{rules}: {', '.join(blown)} diverged at the fixed hyperparameters."))
+        if len(known) < 2:
+            lines.append(Line("open", f"{rules}: fewer than two layouts have a loss yet."))
+            continue
+        rises = [row.target for row in known if any(row.rises_above(other) for other in known)]
+        first, last = known[0], known[-1]
+        falls = (last.loss or 0.0) < (first.loss or 0.0)
+        text = f"{rules}: at fixed hyperparameters the loss {'falls' if falls else 'rises'} from {first.loss:.3f} to "
+        text += f"{last.loss:.3f} {unit} between {short_count(getattr(first, size))} and "
+        text += f"{short_count(getattr(last, size))} {size} parameters"
+        text += f", but not at {', '.join(rises)}." if rises and falls else "."
+        lines.append(Line("good" if falls and not rises else "open" if falls else "bad", text))
+    return lines

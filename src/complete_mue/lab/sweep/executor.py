@@ -1,0 +1,229 @@
+"""Where groups of points train: in this process, in worker processes, or on a Ray cluster.
+
+An executor takes jobs and tells what became of them; who runs the sweep alone reads and writes the ledger, so a worker
+that dies, or a node that is lost, takes nothing with it but the work it had not finished.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any, Protocol
+
+from complete_mue.lab.train.config import RunConfig
+from complete_mue.layout.numbers import count
+
+
+@dataclass(frozen=True)
+class Job:
+    """Configs to train in one program."""
+
+    number: int
+    configs: tuple[RunConfig, ...]
+
+
+@dataclass(frozen=True)
+class Advanced:
+    """A job is at a step, its replicas at these losses."""
+
+    number: int
+    step: int
+    losses: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A job's records, one per config, in order."""
+
+    number: int
+    records: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A job that raised: the record of a failure."""
+
+    number: int
+    record: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A job whose worker died."""
+
+    number: int
+    reason: str
+
+
+Event = Advanced | Finished | Failed | Lost
+
+
+class Executor(Protocol):
+    """Runs jobs."""
+
+    def free(self) -> int:
+        """How many more jobs it takes now."""
+
+    def start(self, job: Job) -> None:
+        """Take a job."""
+
+    def events(self, timeout: float) -> list[Event]:
+        """What happened; waits for something at most so many seconds."""
+
+    def close(self) -> None:
+        """End all work, finished or not."""
+
+
+class Here:
+    """In this process, one job at a time."""
+
+    def __init__(self) -> None:
+        self._events: queue.Queue[Event] = queue.Queue()
+        self._running = 0
+
+    def free(self) -> int:
+        """One, when idle."""
+        return 1 - self._running
+
+    def start(self, job: Job) -> None:
+        """Train in a thread, so that the caller can show progress."""
+        self._running = 1
+        threading.Thread(target=_perform, args=(job, None, self._events.put), daemon=True).start()
+
+    def events(self, timeout: float) -> list[Event]:
+        """All that happened since."""
+        found: list[Event] = []
+        with suppress(queue.Empty):
+            found.append(self._events.get(timeout=timeout))
+            while True:
+                found.append(self._events.get_nowait())
+        self._running -= sum(not isinstance(event, Advanced) for event in found)
+        return found
+
+    def close(self) -> None:
+        """The thread ends with the process."""
+
+
+class Processes:
+    """Worker processes with one thread each: on small models, two such beat one process with two threads."""
+
+    def __init__(self, workers: int, *, threads: int = 1) -> None:
+        self._context = multiprocessing.get_context("spawn")
+        self._threads = threads
+        self._workers = count("workers", workers)
+        self._idle: list[_Worker] = []
+        self._busy: dict[Connection, _Worker] = {}
+
+    def free(self) -> int:
+        """Workers without a job; they are started when first needed."""
+        return self._workers - len(self._busy)
+
+    def start(self, job: Job) -> None:
+        """Give a worker the job."""
+        worker = self._idle.pop() if self._idle else self._spawn()
+        worker.job = job.number
+        try:
+            worker.pipe.send(job)
+        except OSError:  # it died while idle
+            worker.process.join()
+            worker = self._spawn()
+            worker.job = job.number
+            worker.pipe.send(job)
+        self._busy[worker.pipe] = worker
+
+    def events(self, timeout: float) -> list[Event]:
+        """What the workers say, and who is gone."""
+        found: list[Event] = []
+        for pipe in wait(list(self._busy), timeout) if self._busy else ():
+            assert isinstance(pipe, Connection)
+            worker = self._busy[pipe]
+            try:
+                event = pipe.recv()
+            except (EOFError, OSError):
+                del self._busy[pipe]
+                worker.process.join()
+                found.append(Lost(worker.job, f"its process ended with exit code {worker.process.exitcode}"))
+                continue
+            found.append(event)
+            if not isinstance(event, Advanced):
+                self._idle.append(self._busy.pop(pipe))
+        return found
+
+    def close(self) -> None:
+        """Kill the workers."""
+        for worker in (*self._idle, *self._busy.values()):
+            worker.process.kill()
+            worker.process.join()
+            worker.pipe.close()
+        self._idle, self._busy = [], {}
+
+    def pids(self) -> list[int]:
+        """Process ids of the workers that are alive."""
+        return [worker.process.pid for worker in (*self._idle, *self._busy.values())]
+
+    def _spawn(self) -> _Worker:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=_serve, args=(theirs, self._threads), daemon=True)
+        with _environment(OMP_NUM_THREADS=str(self._threads)):
+            process.start()
+        theirs.close()
+        return _Worker(process, ours)
+
+
+@dataclass
+class _Worker:
+    process: Any
+    pipe: Connection
+    job: int = -1
+
+
+def _serve(pipe: Connection, threads: int) -> None:
+    """A worker process: job after job, until the other end of the pipe is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who runs the sweep
+    with suppress(EOFError, OSError):
+        while True:
+            _perform(pipe.recv(), threads, pipe.send)
+
+
+def _perform(job: Job, threads: int | None, tell: Any) -> None:
+    """Train a job and tell how it goes."""
+    from complete_mue.lab.sweep.worker import failure, work
+
+    try:
+        records = work(
+            job.configs,
+            threads=threads,
+            report=lambda step, losses: tell(Advanced(job.number, step, tuple(losses))),
+        )
+        end: Event = Finished(job.number, tuple(records))
+    except OSError as problem:
+        if isinstance(problem, BrokenPipeError):
+            raise
+        end = Failed(job.number, failure(problem))
+    except Exception as problem:
+        if os.environ.get("MUE_TRACEBACK"):
+            traceback.print_exc()
+        end = Failed(job.number, failure(problem))
+    tell(end)
+
+
+@contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,245 @@
+"""Many runs in one program: configs of one shape, task and budget train together along a replica axis.
+
+The model carries no multipliers: each replica's plan is folded into its own initial weights and AdamW settings, so that
+runs with other hyperparameters, seeds and even rule sets share one forward and one backward. A replica that diverges is
+taken out and leaves the others' bits as they were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from complete_mue.apply.bind import Bound, bind
+from complete_mue.apply.initialize import initial_replica
+from complete_mue.errors import RunError
+from complete_mue.lab.models import DiffusionTransformer, LanguageModel
+from complete_mue.lab.nn.router import Routing
+from complete_mue.lab.sweep.adamw import ReplicaAdamW, ReplicaSettings
+from complete_mue.lab.train.config import RunConfig
+from complete_mue.lab.train.recorded import Recorded
+from complete_mue.lab.train.schedule import last_window
+from complete_mue.lab.train.task import Batch, Task, build
+from complete_mue.lab.train.trainer import pick_device
+
+
+@dataclass(frozen=True)
+class FusedResult:
+    """One replica's run: its loss at every step (until it diverged), and the last-window mean (None if it diverged).
+
+    ``load_variation`` is that of the experts' load in the last step, averaged over layers; None without experts.
+    """
+
+    losses: tuple[float, ...]
+    loss: float | None
+    diverged: int | None
+    load_variation: float | None = None
+
+
+Report = Callable[[int, list[float]], None]
+
+
+def train_fused(
+    configs: Sequence[RunConfig],
+    *,
+    dtype: torch.dtype = torch.float32,
+    graph: bool = True,
+    report: Report = lambda step, losses: None,
+) -> tuple[list[FusedResult], nn.Module]:
+    """Train all configs together; returns their results and the model, whose parameters are [K, ...].
+
+    ``report`` gets the step and the losses [K] of every ``log_every``-th step. On a GPU, ``graph`` records a step once
+    and replays it, so that the host's pace does not matter.
+    """
+    _check_alike(configs)
+    first, device = configs[0], pick_device(configs[0].device)
+    seeds = list(dict.fromkeys(config.seed for config in configs))
+    tasks = [build(dataclasses.replace(first, seed=seed)) for seed in seeds]
+    whose = torch.tensor([seeds.index(config.seed) for config in configs], device=device)
+    tasks[0].check_holds(first.budget)
+    model = _bare_model(first, tasks[0], len(configs)).to(device, dtype)
+    optimizer = _prepare(model, configs)
+    losses_of = _losses(first, tasks[0], model)
+    if first.compile:
+        model.compile_parts()  # type: ignore[operator]
+    alive = torch.ones(len(configs), dtype=torch.bool, device=device)
+
+    def advance(factor: Tensor, *batch: Tensor) -> tuple[Tensor, list[Routing]]:
+        loss, routings, loads = _backward(first, losses_of, batch, len(tasks) > 1)
+        alive.logical_and_(loss.isfinite())
+        optimizer.step(factor, alive)
+        _balance(first, model, loads)
+        return loss, routings
+
+    take = Recorded(advance) if graph and device.type == "cuda" else advance
+    steps = first.budget.steps
+    factors = torch.tensor([first.schedule.factor(step) for step in range(steps)], dtype=torch.float64, device=device)
+    history: list[Tensor] = []
+    routings: list[Routing] = []
+    for step, batch in enumerate(_placed_batches(tasks, whose, steps, dtype)):
+        loss, routings = take(factors[step], *batch)
+        history.append(loss.clone())
+        if step % first.log_every == 0:
+            report(step, loss.tolist())
+            if not bool(alive.any()):
+                break
+    return _results(torch.stack(history), steps, routings), model
+
+
+_MAY_DIFFER = ("name", "reference", "seed", "rules", "betas")
+
+
+def _check_alike(configs: Sequence[RunConfig]) -> None:
+    if not configs:
+        raise RunError("no configs to train: give at least one")
+    for entry in dataclasses.fields(RunConfig):
+        values = {repr(getattr(config, entry.name)) for config in configs}
+        if entry.name not in _MAY_DIFFER and len(values) > 1:
+            raise RunError(
+                f"configs differ in {entry.name!r}: only {', '.join(_MAY_DIFFER)} may differ among runs that are fused"
+            )
+
+    if len({config.plan.attention_scale for config in configs}) > 1:
+        raise RunError("configs differ in their attention scale: give their references one head_dim")
+
+
+def _bare_model(config: RunConfig, task: Task, replicas: int) -> nn.Module:
+    """The task's model without a plan's multipliers, with a replica axis."""
+    options = {
+        "attention_scale": config.plan.attention_scale,
+        "qk_norm": config.qk_norm,
+        "router": config.router,
+        "replicas": replicas,
+    }
+    solo = task.model
+    if isinstance(solo, LanguageModel):
+        return LanguageModel(config.shape, solo.vocab, **options)  # type: ignore[arg-type]
+    assert isinstance(solo, DiffusionTransformer)
+    text = {"text_vocab": solo.text_vocab, "text_features": solo.text_features}
+    return DiffusionTransformer(config.shape, solo.channels, solo.patch, **text, **options)  # type: ignore[arg-type]
+
+
+def _prepare(model: nn.Module, configs: Sequence[RunConfig]) -> ReplicaAdamW:
+    """Draw each replica's weights by its own plan and seed, and collect its AdamW settings."""
+    bindings = [{b.name: b for b in bind(model, config.plan)} for config in configs]
+    parameters = {name: b.parameter for name, b in bindings[0].items()}
+    device = next(iter(parameters.values())).device
+    with torch.no_grad():
+        for k, (config, bound) in enumerate(zip(configs, bindings, strict=True)):
+            for name, b in bound.items():
+                parameters[name][k].copy_(initial_replica(b, config.seed))
+
+    def vector(values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float64, device=device)
+
+    def collect(rows: list[Bound]) -> ReplicaSettings:
+        return ReplicaSettings(
+            vector([b.row.lr for b in rows]),
+            vector([b.row.weight_decay for b in rows]),
+            vector([b.row.eps for b in rows]),
+            vector([b.folded for b in rows]),
+        )
+
+    settings = {name: collect([bound[name] for bound in bindings]) for name in parameters}
+    betas = torch.stack([vector([config.plan.hyper.betas[i] for config in configs]) for i in range(2)])
+    compiled = configs[0].compile and device.type == "cuda"
+    return ReplicaAdamW(parameters, settings, betas, max_norm=configs[0].clip, compiled=compiled)
+
+
+Losses = Callable[..., tuple[Tensor, Tensor, list[Routing]]]
+
+
+def _losses(config: RunConfig, task: Task, model: nn.Module) -> Losses:
+    """batch -> losses [K], what routers add to them [K], and where each routed layer sent its tokens."""
+
+    def losses_of(*batch: Tensor) -> tuple[Tensor, Tensor, list[Routing]]:
+        routings: list[Routing] = []
+        with torch.autocast(batch[0].device.type, torch.bfloat16, enabled=config.precision == "bfloat16"):
+            loss = task.loss(model, batch, routings)
+        extra = sum((routing.auxiliary_loss() for routing in routings), start=torch.zeros_like(loss))
+        return loss, extra, routings
+
+    return losses_of
+
+
+def _placed_batches(tasks: list[Task], whose: Tensor, steps: int, dtype: torch.dtype) -> Iterator[Batch]:
+    """Every step's batch on the device: [rows, ...] where replicas share it, else [K, rows, ...].
+
+    There is one task per seed, and ``whose`` [K] says which is a replica's: a batch is made once per seed.
+    """
+    device = whose.device
+
+    def place(batches: list[Batch]) -> Batch:
+        parts = batches[0] if len(tasks) == 1 else tuple(torch.stack(column) for column in zip(*batches, strict=True))
+        pinned = [part.pin_memory() if device.type == "cuda" else part for part in parts]
+        placed = (p.to(device, dtype if p.is_floating_point() else None, non_blocking=True) for p in pinned)
+        return tuple(placed) if len(tasks) == 1 else tuple(part.index_select(0, whose) for part in placed)
+
+    return map(place, _made_ahead(tasks, steps))
+
+
+_AHEAD = 4  # steps
+
+
+def _made_ahead(tasks: list[Task], steps: int) -> Iterator[list[Batch]]:
+    """Every step's batch of every task, made by a thread per task while earlier steps train."""
+    with contextlib.ExitStack() as stack:
+        makers = [stack.enter_context(ThreadPoolExecutor(1)) for _ in tasks]
+        waiting: deque[list[Future[Batch]]] = deque()
+        for step in range(steps + _AHEAD):
+            if step < steps:
+                waiting.append([maker.submit(task.batch, step) for maker, task in zip(makers, tasks, strict=True)])
+            if step >= _AHEAD:
+                yield [made.result() for made in waiting.popleft()]
+
+
+def _backward(
+    config: RunConfig, losses_of: Losses, batch: Batch, apart: bool
+) -> tuple[Tensor, list[Routing], list[Tensor]]:
+    """Gradients of all replicas over the micro-batches: losses [K], the last routings, and where loads matter, loads.
+
+    Replicas share no weight, so the gradient of the sum keeps them apart.
+    """
+    total = torch.zeros((), device=batch[0].device)
+    routings: list[Routing] = []
+    loads: list[Tensor] = []
+    for part in zip(*(tensor.chunk(config.accumulate, dim=1 if apart else 0) for tensor in batch), strict=True):
+        loss, extra, routings = losses_of(*part)
+        ((loss + extra) / config.accumulate).sum().backward()
+        total = total + loss.detach() / config.accumulate
+        if config.balance_rate:
+            now = [routing.load for routing in routings]
+            loads = [one + two for one, two in zip(loads, now, strict=True)] if loads else now
+    return total, routings, loads
+
+
+def _balance(config: RunConfig, model: nn.Module, loads: list[Tensor]) -> None:
+    """Loss-free balancing, where it is on, by the load of the whole step."""
+    if loads:
+        routed = [layer.feed_forward for layer in model.layers if layer.feed_forward.spec.groups]  # type: ignore[union-attr]
+        for block, load in zip(routed, loads, strict=True):
+            block.update_bias(load, config.balance_rate)
+
+
+def _results(history: Tensor, steps: int, routings: list[Routing]) -> list[FusedResult]:
+    results = []
+    variations: list[float | None] = [None] * history.shape[1]
+    if routings:
+        variations = torch.stack([routing.load_variation for routing in routings]).mean(0).tolist()
+    for losses, uneven in zip(history.T.double().tolist(), variations, strict=True):
+        broken = next((step for step, loss in enumerate(losses) if not math.isfinite(loss)), None)
+        kept = tuple(losses if broken is None else losses[:broken])
+        window = kept[steps - last_window(steps) :]
+        if broken is None:
+            results.append(FusedResult(kept, sum(window) / len(window), None, uneven))
+        else:
+            results.append(FusedResult(kept, None, broken, None))
+    return results

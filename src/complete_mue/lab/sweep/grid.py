@@ -1,0 +1,188 @@
+"""A sweep as data: targets x rule sets x values of hyperparameters x seeds, as points with stable ids.
+
+The id of a point is the fingerprint of its config: the same point has the same id in every sweep, on every machine, and
+whatever else the sweep holds; other data, also at the same path, is another point. Values are those of the dense
+reference, before the transfer, so that a perfect transfer has one optimum for all targets.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from complete_mue.errors import MueError, RunError
+from complete_mue.lab.report.records import Place
+from complete_mue.lab.sweep.hypers import HYPERS, Hyper
+from complete_mue.lab.train.config import RunConfig, TextTask
+from complete_mue.lab.train.pin import identity, pinned
+from complete_mue.layout import Role
+from complete_mue.layout.tensors import FEED_FORWARD_ROLES, block_roles
+
+FORMAT = 1
+OWN_RULES = "complete_mue"
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the reference is transferred to: a complete config, and its place along the figure's axis, or axes.
+
+    One that is not ``scanned`` is named for comparison and not run.
+    """
+
+    name: str
+    x: float | None
+    config: RunConfig
+    places: tuple[Place, ...] = ()
+    scanned: bool = True
+
+    def has(self, roles: Sequence[Role]) -> bool:
+        """Whether its model has all of these roles, as far as the layout tells."""
+        own = {role for kind in self.config.shape.kinds for role in block_roles(kind)}
+        return all(role in own or role not in FEED_FORWARD_ROLES for role in roles)
+
+
+@dataclass(frozen=True)
+class Scan:
+    """Values of one hyperparameter of the reference, named as in ``sweep.hypers``."""
+
+    hyper: str
+    values: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        Hyper.parse(self.hyper)
+        if any(not value > 0 for value in self.values):
+            raise RunError(f"values of {self.hyper}: {list(self.values)}: give values above zero, around one that is")
+        if not self.values or len(set(self.values)) != len(self.values):
+            raise RunError(f"values of {self.hyper}: {list(self.values)}: give at least one, each once")
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """One run: its id, what makes it differ, and its whole config. ``hypers`` are the scans it belongs to."""
+
+    id: str
+    target: str
+    rules: str
+    seed: int
+    hypers: tuple[tuple[str, float], ...]
+    config: RunConfig
+
+    @property
+    def label(self) -> str:
+        """``16e4a, lr 0.008, sp``."""
+        name, value = self.hypers[0]
+        return f"{self.target}, {name} {value:g}" + ("" if self.rules == OWN_RULES else f", {self.rules}")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A figure: its first target is the reference itself, which is the same under every rule set."""
+
+    name: str
+    title: str
+    axis: str
+    scale: str
+    targets: tuple[Target, ...]
+    scans: tuple[Scan, ...]
+    rules: tuple[str, ...] = (OWN_RULES,)
+    seeds: tuple[int, ...] = (0,)
+
+    def __post_init__(self) -> None:
+        names = [target.name for target in self.targets]
+        if not names or len(set(names)) != len(names):
+            raise RunError(f"targets of {self.name!r}: {names}: give at least one, each name once")
+        if not self.rules or not self.seeds or not self.scans:
+            raise RunError(f"sweep {self.name!r}: give at least one rule set, one seed and one scan")
+
+    @property
+    def reference(self) -> Target:
+        """The tuned model."""
+        return self.targets[0]
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """What the data holds, by where it lies, as far as it is known here."""
+        tasks = [target.config.task for target in self.targets]
+        return {task.source: task.data for task in tasks if task.data}
+
+    def points(self) -> tuple[SweepPoint, ...]:
+        """Every run once, also where several scans share it."""
+        found: dict[str, SweepPoint] = {}
+        for scan in self.scans:
+            roles = Hyper.parse(scan.hyper).roles
+            for target in [target for target in self.targets if target.scanned and target.has(roles)]:
+                for rules in (OWN_RULES,) if target is self.reference else self.rules:
+                    for value in scan.values:
+                        for seed in self.seeds:
+                            self._add(found, scan.hyper, value, target, rules, seed)
+        return tuple(found.values())
+
+    @staticmethod
+    def _add(found: dict[str, SweepPoint], hyper: str, value: float, target: Target, rules: str, seed: int) -> None:
+        reference = Hyper.parse(hyper).put(target.config.reference, value)
+        config = dataclasses.replace(target.config, reference=reference, rules=rules, seed=seed)
+        point = found.get(config.fingerprint)
+        if point is not None and (point.target, point.rules) != (target.name, rules):
+            raise RunError(f"targets {point.target!r} and {target.name!r} are the same run: give each once")
+        hypers = (*(point.hypers if point else ()), (hyper, value))
+        found[config.fingerprint] = SweepPoint(config.fingerprint, target.name, rules, seed, hypers, config)
+
+    def to_dict(self, command: str, request: dict[str, Any]) -> dict[str, Any]:
+        """What ``sweep.json`` holds; ``request`` is what was asked for, so that a finished sweep knows it is."""
+        tuned, names = self.reference.config.reference, dict.fromkeys((*HYPERS, *(scan.hyper for scan in self.scans)))
+        return {
+            "format": FORMAT,
+            "name": self.name,
+            "title": self.title,
+            "axis": self.axis,
+            "task": "lm" if isinstance(self.reference.config.task, TextTask) else "dit",
+            "scale": self.scale,
+            "command": command,
+            "request": request,
+            "reference": {
+                "target": self.reference.name,
+                "hyper": {name: Hyper.parse(name).of(tuned) for name in names},
+            },
+            "targets": [_described(target) for target in self.targets],
+            "points": [
+                {"id": p.id, "target": p.target, "rules": p.rules, "hyper": name, "value": value, "seed": p.seed}
+                for p in self.points()
+                for name, value in p.hypers
+            ],
+        }
+
+
+def pinned_sweep(sweep: Sweep) -> Sweep:
+    """The sweep on what its data holds now. Data that is not here (a cluster may have it) stays named by its path."""
+    return dataclasses.replace(sweep, targets=tuple(_pinned_target(target) for target in sweep.targets))
+
+
+def _pinned_target(target: Target) -> Target:
+    try:
+        identity(target.config.task)
+    except MueError:  # who trains it will say what is wrong
+        return target
+    return dataclasses.replace(target, config=pinned(target.config))
+
+
+def _described(target: Target) -> dict[str, Any]:
+    shape, budget, stable = target.config.shape, target.config.budget, target.config.schedule.stable
+    places = {"places": [dataclasses.asdict(place) for place in target.places]} if target.places else {}
+    return {
+        "name": target.name, "x": target.x, **places,
+        "active": shape.parameters.active, "total": shape.parameters.total,
+        "width": shape.width, "depth": shape.depth, "batch_tokens": budget.batch_tokens, "steps": budget.steps,
+        "stable": [stable.start, stable.stop],
+    }  # fmt: skip
+
+
+def fusible(points: Sequence[SweepPoint]) -> Iterator[tuple[SweepPoint, ...]]:
+    """Points in groups that can train in one program: one shape, task, budget and attention scale each."""
+    groups: dict[tuple[object, ...], list[SweepPoint]] = {}
+    for point in points:
+        c = point.config
+        same = (c.task, c.shape, c.budget, c.warmup, c.clip, c.precision, c.compile, c.accumulate, c.qk_norm, c.router)
+        groups.setdefault((*same, c.balance_rate, c.plan.attention_scale), []).append(point)
+    return (tuple(group) for group in groups.values())

@@ -1,0 +1,88 @@
+"""The role probe: each role's hyperparameters scanned alone around the plan's value.
+
+A transfer may fail for one tensor and hold for all others. Scanning the global learning rate then shows a small drift
+with no cause; scanning one role at a time names the tensor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+
+from complete_mue.errors import RunError, nearest
+from complete_mue.lab.sweep.figures import SEEDS, Span, octaves
+from complete_mue.lab.sweep.grid import OWN_RULES, Scan, Sweep, Target
+from complete_mue.lab.sweep.hypers import Hyper
+from complete_mue.lab.train.config import RunConfig, override
+from complete_mue.lab.train.task import build
+from complete_mue.layout import FeedForward, Role
+from complete_mue.layout.tensors import VECTOR_ROLES
+
+_TOGETHER = f"{Role.NORM}+{Role.FINAL_NORM}"
+
+
+def role_sweep(
+    base: RunConfig,
+    scale: str,
+    targets: Sequence[str],
+    *,
+    roles: Sequence[str] | None = None,
+    hypers: Sequence[str] | None = None,
+    rules: Sequence[str] = (OWN_RULES,),
+    seeds: Sequence[int] | None = None,
+    span: Span | None = None,
+    per_octave: int = 1,
+) -> Sweep:
+    """Scans of single ``roles`` (``embedding+readout`` for several together; default: each of the model's) on
+    ``targets``: layouts such as ``64e2a``, or changes of the reference's config such as ``shape.width=512``."""
+    if not targets:
+        raise RunError("no target: name what to probe with --target, such as --target 64e2a")
+    probed = tuple(target_of(base, text) for text in targets)
+    found = roles_of(probed)
+    wanted = tuple(roles or _apart(found))
+    unknown = [role for each in wanted for role in each.split("+") if role not in found]
+    if unknown:
+        raise RunError(f"role {unknown[0]!r}{nearest(unknown[0], found)}: these targets have {', '.join(found)}")
+    names = [f"{role}.{hyper}" for hyper in hypers or ("lr",) for role in wanted if _fits(role, hyper, bool(roles))]
+    scans = tuple(
+        Scan(name, octaves(Hyper.parse(name).of(base.reference), 2 if span is None else span, per_octave))
+        for name in names
+    )
+    made = (Target("dense", None, base, scanned="dense" in targets), *(one for one in probed if one.name != "dense"))
+    return Sweep(
+        "roles", "Roles, one at a time", "experts per active one", scale, made, scans, tuple(rules),
+        tuple(seeds or SEEDS[scale]),
+    )  # fmt: skip
+
+
+def target_of(base: RunConfig, text: str) -> Target:
+    """``64e2a`` (experts an eighth of the width wide), ``64e2a@16``, or ``KEY=VALUE,KEY=VALUE``; under its own text."""
+    if "=" in text:
+        config = override(base, *text.split(","))
+    else:
+        block = base.shape.main if text == "dense" else FeedForward.parse(text, base.shape.width // 8)
+        config = dataclasses.replace(base, shape=dataclasses.replace(base.shape, feed_forward=block))
+    block = config.shape.main
+    return Target(text, 1 / block.density if block.groups else None, config)
+
+
+def roles_of(targets: Sequence[Target]) -> tuple[str, ...]:
+    """The roles that the targets' models have, in the plan's order."""
+    found = set()
+    for target in targets:
+        model = build(dataclasses.replace(target.config, compile=False), device=torch.device("meta")).model
+        found |= {tensor.role for tensor in model.tensors()}  # type: ignore[operator]
+    return tuple(role.value for role in Role if role in found)
+
+
+def _apart(found: Sequence[str]) -> list[str]:
+    """Each role alone; all norms together, which are few and alike."""
+    alone = [role for role in found if role not in (Role.NORM, Role.FINAL_NORM)]
+    return [*alone, _TOGETHER] if {Role.NORM, Role.FINAL_NORM} <= set(found) else alone
+
+
+def _fits(roles: str, hyper: str, asked: bool) -> bool:
+    """Norms and biases have a learning rate alone: left out elsewhere, unless asked for by name, which is an error."""
+    return asked or hyper == "lr" or not any(Role.parse(role) in VECTOR_ROLES for role in roles.split("+"))

@@ -1,0 +1,304 @@
+"""Run a sweep: what has no record yet is trained, group by group, and entered in the ledger.
+
+Only this process reads and writes the ledger. It claims a group's points before a worker gets them, so that several
+sweeps may share one folder; a worker that dies costs its group's unfinished work, which runs again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import itertools
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from complete_mue.errors import RunError
+from complete_mue.lab.report.stored import Stored, find_sweeps, load
+from complete_mue.lab.report.union import join_plans
+from complete_mue.lab.sweep.executor import Advanced, Executor, Failed, Finished, Job
+from complete_mue.lab.sweep.grid import Sweep, SweepPoint, fusible, pinned_sweep
+from complete_mue.lab.sweep.ledger import Ledger
+from complete_mue.lab.train.task import build
+from complete_mue.storage import open_lock, read_json, remove_parts, write_json
+
+_MOST_LOSSES = 5  # a point whose worker died so often is entered as failed
+_WAIT = 0.2
+
+
+@dataclass
+class Group:
+    """Points that train in one program, and how far they are."""
+
+    points: tuple[SweepPoint, ...]
+    lost: int = 0
+    step: int = 0
+    best: float | None = None
+    since: float = 0.0
+    held: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def work(self) -> float:
+        """Roughly its arithmetic."""
+        config = self.points[0].config
+        active = config.shape.parameters.active + config.shape.width * 512
+        return len(self.points) * active * config.budget.tokens
+
+    @property
+    def label(self) -> str:
+        """``16e4a · 8 runs``, with the rule set where it is one."""
+        first = self.points[0]
+        rules = {point.rules for point in self.points}
+        return f"{first.target} · {len(self.points)} runs" + (f" · {first.rules}" if len(rules) == 1 else "")
+
+
+@dataclass(frozen=True)
+class Status:
+    """Where a sweep stands."""
+
+    done: int
+    total: int
+    failed: int
+    running: tuple[Group, ...]
+    best: tuple[float, str] | None
+    seconds_left: float | None
+
+
+Show = Callable[[Status], None]
+
+
+def run(
+    sweep: Sweep,
+    folder: Path,
+    executor: Executor,
+    *,
+    command: str = "mue sweep",
+    request: dict[str, Any] | None = None,
+    replicas: Callable[[SweepPoint], int],
+    known: Sequence[Path] = (),
+    trust_known: bool = False,
+    retry_failed: bool = False,
+    show: Show = lambda status: None,
+    warn: Callable[[str], None] = lambda text: None,
+) -> Status:
+    """Train all points of ``sweep`` that ``folder`` has no record of; ``replicas`` says how many go in one program.
+
+    ``known`` are other sweeps, in folders or packed: points that they have finished on the same data, or finish
+    meanwhile, are taken from there. Records of before name prepared data by its path; with ``trust_known`` those are
+    taken too, on the caller's word that it held the same.
+    """
+    others = [load(place) for given in known for place in find_sweeps(given)]
+    sweep = pinned_sweep(sweep)
+    enter(sweep, folder, command, request or {})
+    takeover = Takeover(others, trust_known, warn)
+    runner = _Runner(sweep, Ledger(folder), takeover, executor, replicas, retry_failed, show)
+    try:
+        return runner.run()
+    finally:
+        executor.close()
+        runner.release()
+
+
+def check_data(sweep: Sweep) -> None:
+    """Refuse a sweep whose data is missing, or too short for one of its budgets, before anything is trained."""
+    configs = {(target.config.task, target.config.budget): target.config for target in sweep.targets}
+    for config in configs.values():
+        build(dataclasses.replace(config, compile=False), device=torch.device("meta")).check_holds(config.budget)
+
+
+def enter(sweep: Sweep, folder: Path, command: str, request: dict[str, Any]) -> None:
+    """Write ``sweep.json``; a folder of another sweep is refused. Points of earlier calls stay: the plan is the union,
+    so that a sweep grows by other rule sets, hyperparameters, seeds or a wider span."""
+    path, plan = folder / "sweep.json", sweep.to_dict(command, {**request, "sources": sweep.sources})
+    folder.mkdir(parents=True, exist_ok=True)
+    turn = open_lock(folder / ".sweep.lock")  # another sweep may enter its own points at this moment
+    try:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        remove_parts(folder)
+        if path.exists():
+            old = read_json(path, "sweep")
+            plan["request"]["sources"] = _same_data(folder, old, plan)
+            plan = join_plans(old, plan, str(folder), "give another folder")
+        write_json(path, plan)
+    finally:
+        os.close(turn)
+
+
+def _same_data(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> dict[str, str]:
+    """What the data of both plans holds; other data at the same path is refused."""
+    asked, sources = old.get("request"), new["request"]["sources"]
+    known = asked.get("sources") if isinstance(asked, dict) else None
+    if not isinstance(known, dict):  # of before
+        if any(held != source for source, held in sources.items()):  # all but sources that are known by their name
+            raise RunError(
+                f"{folder} holds a sweep that does not say what its data held, as those of before do not; give another "
+                f"folder, and `--known {folder} --trust-known` if you know that the data is the same"
+            )
+        return dict(sources)
+    for source, held in sources.items():
+        if known.get(source, held) != held:
+            raise RunError(
+                f"{folder} holds a sweep on other data: {source} held {known[source]} and now holds {held}; put the "
+                "data back, or give another folder"
+            )
+    return {**known, **sources}
+
+
+@dataclass
+class Takeover:
+    """Other sweeps, whose finished points need not run again."""
+
+    others: list[Stored]
+    trusted: bool  # take records of before, too, which name their data by path alone
+    warn: Callable[[str], None]
+    _told: bool = False
+
+    def take(self, ledger: Ledger, points: Sequence[SweepPoint]) -> None:
+        """Copy what the others have finished of these points on the same data."""
+        here = {point.id: point.id for point in points if point.config.task.data}
+        before = {point.id: old for point in points if (old := point.config.unpinned.fingerprint) != point.id}
+        for other in self.others:
+            ledger.take_over(here, other)
+            if self.trusted:
+                ledger.take_over(before, other)
+        self._tell(set(before) - ledger.done(), before, [point for point in points if point.id not in here])
+
+    def _tell(self, missing: set[str], before: dict[str, str], unknown: list[SweepPoint]) -> None:
+        """Say once what was left where it is, and why."""
+        left = [point for point in missing if any(other.record(before[point]) for other in self.others)]
+        if self._told or not self.others or not (left or unknown):
+            return
+        self._told = True
+        if left:
+            self.warn(
+                f"{len(left)} points were finished on data of the same path, in records that do not say what it held: "
+                "they are trained anew; --trust-known takes them over, if you know that the data is the same"
+            )
+        if unknown:
+            self.warn(
+                f"{len(unknown)} points are on data that is not on this machine: what --known has of them is left there"
+            )
+
+
+class _Runner:
+    def __init__(
+        self, sweep: Sweep, ledger: Ledger, known: Takeover, executor: Executor,
+        replicas: Callable[[SweepPoint], int], retry_failed: bool, show: Show,
+    ) -> None:  # fmt: skip
+        self.ledger, self.known, self.executor = ledger, known, executor
+        self.retry_failed, self.show = retry_failed, show
+        self.points = {point.id: point for point in sweep.points()}
+        self.known.take(ledger, list(self.points.values()))
+        missing = set(ledger.open_points(self.points, retry_failed=retry_failed))
+        groups = [
+            Group(chunk)
+            for alike in fusible([point for point in self.points.values() if point.id in missing])
+            for chunk in _chunks(alike, max(1, replicas(alike[0])))
+        ]
+        self.waiting = deque(sorted(groups, key=lambda group: -group.work))
+        self.running: dict[int, Group] = {}
+        self.elsewhere: list[Group] = []
+        self.jobs, self.began, self.work_done = 0, time.monotonic(), 0.0
+        self.done, self.failed = len(self.points) - len(missing), 0
+        self.best: tuple[float, str] | None = None
+
+    def run(self) -> Status:
+        while self.waiting or self.running or self.elsewhere:
+            self._start()
+            if self.running:
+                for event in self.executor.events(_WAIT):
+                    self._take(event)
+            elif self.elsewhere:  # another process holds the rest: see from time to time whether it still does
+                time.sleep(_WAIT)
+                self.waiting, self.elsewhere = deque(self.elsewhere), []
+            self.show(self.status())
+        return self.status()
+
+    def release(self) -> None:
+        for group in self.running.values():
+            group.held.close()
+
+    def status(self) -> Status:
+        spent = time.monotonic() - self.began
+        shares = [group.work * group.step / group.points[0].config.budget.steps for group in self.running.values()]
+        done = self.work_done + sum(shares)
+        left = sum(group.work for group in (*self.waiting, *self.running.values(), *self.elsewhere)) - sum(shares)
+        running = tuple(self.running.values())
+        return Status(
+            self.done, len(self.points), self.failed, running, self.best, left * spent / done if done else None
+        )
+
+    def _start(self) -> None:
+        while self.waiting and self.executor.free() > 0:
+            group = self.waiting.popleft()
+            held = ExitStack()
+            ids = [point.id for point in group.points]
+            self.known.take(self.ledger, group.points)
+            mine = held.enter_context(self.ledger.claim(ids, retry_failed=self.retry_failed))
+            others = [point for point in group.points if point.id not in mine]
+            entered = self.ledger.done()
+            self.done += sum(point.id in entered for point in others)
+            busy = tuple(point for point in others if point.id not in entered)
+            if busy:
+                self.elsewhere.append(Group(busy))
+            if not mine:
+                held.close()
+                continue
+            points = tuple(point for point in group.points if point.id in mine)
+            started = Group(points, group.lost, since=time.monotonic(), held=held)
+            self.jobs += 1
+            self.running[self.jobs] = started
+            self.executor.start(Job(self.jobs, tuple(point.config for point in points)))
+
+    def _take(self, event: Any) -> None:
+        group = self.running.get(event.number)
+        if group is None:
+            return
+        if isinstance(event, Advanced):
+            group.step = event.step + 1
+            finite = [loss for loss in event.losses if loss == loss]
+            group.best = min(finite, default=None)
+            return
+        del self.running[event.number]
+        with group.held:
+            if isinstance(event, Finished):
+                self._enter(group, event.records)
+            elif len(group.points) == 1 and isinstance(event, Failed):
+                self._enter(group, (event.record,))
+            elif isinstance(event, Failed):  # too much memory, or one bad config among good ones
+                self._halve(group)
+            elif group.lost + 1 >= _MOST_LOSSES and len(group.points) == 1:
+                reason = f"its worker died {_MOST_LOSSES} times; {event.reason}"
+                self._enter(group, ({"status": "failed", "loss": None, "error": reason},))
+            elif group.lost >= 1 and len(group.points) > 1:  # died twice: perhaps of too much memory
+                self._halve(group)
+            else:
+                self.waiting.appendleft(Group(group.points, group.lost + 1))
+
+    def _halve(self, group: Group) -> None:
+        middle = len(group.points) // 2
+        self.waiting.extendleft([Group(group.points[:middle], group.lost), Group(group.points[middle:], group.lost)])
+
+    def _enter(self, group: Group, records: tuple[dict[str, Any], ...]) -> None:
+        self.work_done += group.work
+        for point, record in zip(group.points, records, strict=True):
+            self.ledger.write(point.id, record)
+            self.done += 1
+            self.failed += record["status"] == "failed"
+            loss = record["loss"]
+            if loss is not None and (self.best is None or loss < self.best[0]):
+                self.best = (loss, point.label)
+
+
+def _chunks(points: tuple[SweepPoint, ...], size: int) -> list[tuple[SweepPoint, ...]]:
+    """Cut into as few, equal parts as ``size`` allows."""
+    parts = -(-len(points) // size)
+    cuts = [round(number * len(points) / parts) for number in range(parts + 1)]
+    return [points[a:b] for a, b in itertools.pairwise(cuts)]

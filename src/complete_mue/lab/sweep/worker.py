@@ -1,0 +1,79 @@
+"""One group of points, trained together: configs in, records out. Runs wherever an executor puts it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from complete_mue.lab.sweep.fused import FusedResult, train_fused
+from complete_mue.lab.train.config import RunConfig
+from complete_mue.lab.train.pin import pinned
+from complete_mue.lab.train.schedule import last_window
+
+BINS = 100  # a record's loss curve is the mean over at most so many spans of steps
+FIRST = 100  # and its first losses one by one
+
+Progress = Callable[[int, list[float]], None]
+
+
+def work(configs: Sequence[RunConfig], *, threads: int | None = None, report: Progress) -> list[dict[str, Any]]:
+    """Train the configs in one program and describe each as a sweep's record."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        _forget_programs(configs)
+    start, data = time.perf_counter(), pinned(configs[0]).task.data
+    results, _ = train_fused(configs, report=report)
+    seconds, fused = time.perf_counter() - start, len(configs)
+    return [
+        _record(result, config, seconds, fused) | {"data": data}
+        for result, config in zip(results, configs, strict=True)
+    ]
+
+
+_compiled_for: list[tuple[object, ...]] = []
+
+
+def _forget_programs(configs: Sequence[RunConfig]) -> None:
+    """Drop the compiled programs of the last group, unless this one's are the same: their number is limited."""
+    first = configs[0]
+    key = (len(configs), first.shape, first.task, first.budget.batch_tokens, first.accumulate, first.router)
+    if _compiled_for != [key]:
+        torch.compiler.reset()
+        _compiled_for[:] = [key]
+
+
+def failure(problem: BaseException) -> dict[str, Any]:
+    """The record of a point that could not run."""
+    lines = str(problem).strip().splitlines() or [""]
+    return {"status": "failed", "loss": None, "error": f"{type(problem).__name__}: {lines[0]}"[:500]}
+
+
+def _record(result: FusedResult, config: RunConfig, seconds: float, fused: int) -> dict[str, Any]:
+    steps = config.budget.steps
+    return {
+        "status": "finished" if result.loss is not None else "diverged",
+        "loss": result.loss,
+        "diverged": result.diverged,
+        "error": None,
+        "steps": steps,
+        "last_window": [steps - last_window(steps), steps],
+        "seconds": round(seconds, 3),
+        "fused": fused,
+        "load_variation": result.load_variation,
+        "curve": _curve(result.losses),
+        "first": [round(loss, 5) for loss in result.losses[:FIRST]],
+    }
+
+
+def _curve(losses: Sequence[float]) -> dict[str, list[Any]]:
+    """Mean loss of spans of steps; ``step`` is where a span ends (not included)."""
+    count = min(BINS, len(losses))
+    ends = [round((number + 1) * len(losses) / count) for number in range(count)]
+    starts = [0, *ends[:-1]]
+    means = [sum(losses[a:b]) / (b - a) for a, b in zip(starts, ends, strict=True)]
+    return {"step": ends, "loss": [round(mean, 5) for mean in means]}

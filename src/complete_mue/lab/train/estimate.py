@@ -1,0 +1,226 @@
+"""What a run needs on many GPUs, on paper: memory per rank, time per step, what travels between ranks.
+
+Weights are counted tensor by tensor as ``parallel.Ranks.shard`` cuts them; activations, arithmetic and messages are
+formulas. They are checked against runs measured on one GPU (docs/distributed.md).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from complete_mue.errors import RunError, nearest
+from complete_mue.lab.train.config import RunConfig
+from complete_mue.lab.train.flops import PEAKS, Cost
+from complete_mue.lab.train.parallel import WHOLE, check_dealing
+from complete_mue.lab.train.task import Task, build
+from complete_mue.layout.numbers import count, real
+
+_STATE = 16  # bytes of a weight, its gradient and its two moments in float32
+_GIB = {"H200": 139.0, "H100": 79.0, "A100": 79.0, "B200": 178.0, "4090": 23.5}  # memory that torch can use
+
+
+@dataclass(frozen=True)
+class Machine:
+    """GPUs, and how fast they talk: bytes per second and GPU inside a machine (of ``node`` GPUs) and between them."""
+
+    gpu: str = "H200"
+    mfu: float = 0.35
+    node: int = 8
+    link: float = 450e9
+    network: float = 50e9
+
+    def __post_init__(self) -> None:
+        if self.gpu not in _GIB:
+            raise RunError(f"GPU {self.gpu!r}{nearest(self.gpu, _GIB)}: give one of {', '.join(_GIB)}")
+        if real("mfu", self.mfu) > 1:
+            raise RunError(f"mfu = {self.mfu}: give a fraction of the peak, at most 1")
+        count("node", self.node)
+        real("link", self.link)
+        real("network", self.network)
+
+    @property
+    def flops(self) -> float:
+        """FLOP/s at the given utilisation."""
+        return PEAKS[self.gpu] * 1e12 * self.mfu
+
+    @property
+    def gib(self) -> float:
+        """Memory of one GPU."""
+        return _GIB[self.gpu]
+
+    def bandwidth(self, ranks: int) -> float:
+        """Of messages among neighbouring ``ranks``."""
+        return self.link if ranks <= self.node else self.network
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """Elements by how they are cut."""
+
+    whole: int = 0  # on every rank: routers, gains, biases
+    root: int = 0  # over all ranks, gathered in float32 and kept for the step
+    layers: int = 0  # over all ranks, gathered layer by layer
+    experts: int = 0  # dealt out over ep, then cut over dp
+    shared: int = 0  # beside dealt-out experts: cut over dp alone
+    gathered: int = 0  # the most that a rank gathers at once, elements
+
+    @classmethod
+    def of(cls, task: Task, expert_parallel: int) -> _Weights:
+        model: Any = task.model
+        found = dict.fromkeys(("whole", "root", "layers", "experts", "shared"), 0)
+        modules: dict[str, int] = {}
+        dealt = {
+            f"layers.{number}.feed_forward"
+            for number, layer in enumerate(model.layers)
+            if expert_parallel > 1 and layer.feed_forward.spec.groups
+        }
+        for tensor in model.tensors():
+            size, module = model.get_parameter(tensor.name).numel(), tensor.name.rpartition(".")[0]
+            if tensor.role in WHOLE:
+                found["whole"] += size
+            elif not module.startswith("layers."):
+                found["root"] += size
+            elif module in dealt and "expert" in tensor.axes:
+                found["experts"] += size
+                modules[module] = modules.get(module, 0) + size // expert_parallel
+            else:
+                found["shared" if module in dealt else "layers"] += size
+                modules[module] = modules.get(module, 0) + size
+        return cls(**found, gathered=max(modules.values(), default=0))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One way of running a config. Bytes are those of one rank; a step's messages are what a rank sends."""
+
+    gpus: int
+    expert_parallel: int
+    micro_batches: int
+    tokens: int  # of one micro-batch of one rank, text tokens of a picture included
+    states: float
+    gathered: float
+    activations: float
+    flops_per_token: float
+    fsdp: float
+    exchange: float
+    compute_seconds: float
+    fsdp_seconds: float
+    exchange_seconds: float
+    batch_tokens: int
+    steps: int
+    gib: float
+
+    @property
+    def bytes(self) -> float:
+        """Memory of one rank."""
+        return self.states + self.gathered + self.activations
+
+    @property
+    def fits(self) -> bool:
+        """Whether that is less than the GPU has."""
+        return self.bytes / 2**30 <= self.gib
+
+    @property
+    def seconds(self) -> float:
+        """Of one step: FSDP's messages pass beside the arithmetic, the exchange of tokens does not."""
+        return max(self.compute_seconds, self.fsdp_seconds) + self.exchange_seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all ranks together."""
+        return self.batch_tokens / self.seconds
+
+    def memory(self) -> str:
+        """Memory per rank in one line."""
+        return (
+            f"memory per rank {self.bytes / 2**30:.2f} GiB on {self.gpus} ranks, experts over {self.expert_parallel}: "
+            f"states {self.states / 2**30:.2f}, gathered weights {self.gathered / 2**30:.2f}, activations of "
+            f"{self.tokens:,} tokens {self.activations / 2**30:.2f} ({self.micro_batches} micro-batches)"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, with what follows from it."""
+        names = ("bytes", "fits", "seconds", "tokens_per_second")
+        return {**vars(self), **{name: getattr(self, name) for name in names}}
+
+
+def estimate(config: RunConfig, gpus: int, machine: Machine, task: Task | None = None) -> Estimate:
+    """Memory, time and messages of a config on ``gpus`` ranks, ``config.expert_parallel`` of them per set of experts.
+
+    Micro-batches are as large as the config's on one GPU, or smaller where a rank has fewer rows.
+    """
+    check_dealing(count("gpus", gpus), config.expert_parallel, config.shape)
+    if config.rows % gpus:
+        raise RunError(
+            f"{config.rows} rows of a step over {gpus} ranks: give a budget.batch_tokens that is a multiple of "
+            f"{config.task.tokens_per_row() * gpus}"
+        )
+    task = task or meta_task(config)
+    weights, deal, dp = (
+        _Weights.of(task, config.expert_parallel),
+        config.expert_parallel,
+        gpus // config.expert_parallel,
+    )
+    here, most = config.rows // gpus, config.rows // config.accumulate
+    parts = next(n for n in range(1, here + 1) if here % n == 0 and here // n <= most)
+    tokens = here // parts * task.sequence
+    narrow = 2 if config.precision == "bfloat16" else 4
+
+    # -- memory
+    states = _STATE * (weights.whole + (weights.root + weights.layers + weights.experts) / gpus + weights.shared / dp)
+    if gpus == 1:
+        cost = Cost.of(config, task)
+        states, gathered = float(cost.state_bytes), 0.0
+    else:
+        # Two modules' weights (one in use, one on its way), one's gradients and their float32 sum, and the tables.
+        gathered = (3 * narrow + 4) * weights.gathered + 8.0 * weights.root
+    kept = activation_bytes(config, task, narrow)
+
+    # -- arithmetic
+    per_token = Cost.of(config, task).flops_per_token
+    compute = per_token * config.budget.batch_tokens / (gpus * machine.flops)
+
+    # -- messages: weights are gathered for the forward and again for the backward, gradients summed in float32
+    passes = 2 * narrow + 4
+    over_all = (passes * weights.layers + 8 * weights.root) * (gpus - 1) / gpus
+    over_dp = passes * (weights.experts / deal + weights.shared) * (dp - 1) / dp
+    once = 8 * weights.whole * (gpus - 1) / gpus + 8 * weights.shared / dp * (deal - 1) / deal
+    routed = sum(sum(group.active for group in block.groups) for block in config.shape.blocks)
+    rows = 4 * narrow * config.shape.width * routed  # there and back, forward and backward
+    exchange = rows * here * task.sequence * (deal - 1) / deal
+    return Estimate(
+        gpus=gpus, expert_parallel=deal, micro_batches=parts, tokens=tokens, states=states, gathered=gathered,
+        activations=kept * tokens, flops_per_token=per_token, fsdp=parts * (over_all + over_dp) + once,
+        exchange=exchange, compute_seconds=compute,
+        fsdp_seconds=(parts * (over_all + over_dp) + once) / machine.bandwidth(gpus),
+        exchange_seconds=exchange / machine.bandwidth(deal), batch_tokens=config.budget.batch_tokens,
+        steps=config.budget.steps, gib=machine.gib,
+    )  # fmt: skip
+
+
+def meta_task(config: RunConfig) -> Task:
+    """The task of a config with a model that has shapes and no weights."""
+    with torch.device("meta"):
+        return build(dataclasses.replace(config, compile=False))
+
+
+def activation_bytes(config: RunConfig, task: Task, narrow: int) -> float:
+    """Bytes that the backward needs per token, ``narrow`` of them to a number that matrix products take.
+
+    A layer keeps its input and the middle of its residual stream in float32; both norms' outputs, query, key, value,
+    gate, attention's result and its gated form; of a dense branch gate, value and their product; of experts gate and
+    value of each row. A recomputed layer keeps its input. Logits are kept once narrow and once in float32.
+    """
+    width, total = config.shape.width, 0.0
+    for number, block in enumerate(config.shape.blocks):
+        if number < config.recompute:
+            total += 4 * width
+            continue
+        inside = 3 * sum(block.branches) + 2 * sum(group.active * group.expert_width for group in block.groups)
+        total += 2 * 4 * width + narrow * (8 * width + inside)
+    outputs = task.embedding / width
+    return total + (narrow + 4) * outputs

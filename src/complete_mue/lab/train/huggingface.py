@@ -1,0 +1,207 @@
+"""A language-model run as a Hugging Face folder: weights with the multipliers folded in, config, code, tokenizer.
+
+No stock family has this block (gated attention, normalized sigmoid routing in groups), so the folder brings its own
+modeling file, which needs torch and transformers alone. Writing it needs neither.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from complete_mue.errors import FileError, RunError
+from complete_mue.lab.data.tokenizers import END_OF_TEXT, JsonTokenizer, Tokenizer
+from complete_mue.lab.models.layer import Layer
+from complete_mue.lab.models.lm import LanguageModel
+from complete_mue.lab.train.config import TextTask
+from complete_mue.lab.train.sample import load_run, run_tokenizer
+
+MODELING = "modeling_complete_mue"
+END_TOKEN = "<|endoftext|>"
+
+
+def export_huggingface(run: Path, folder: Path) -> Path:
+    """Write a run's newest sound checkpoint as a Hugging Face model folder, whole or not at all."""
+    config, model = load_run(run)
+    if not isinstance(config.task, TextTask) or not isinstance(model, LanguageModel):
+        raise RunError(f"{run}: a {type(config.task).__name__} run; give the run of a language model")
+    return write_folder(model, run_tokenizer(config), config.task.sequence, folder, qk_norm=config.qk_norm)
+
+
+def write_folder(
+    model: LanguageModel, tokenizer: Tokenizer, sequence: int, folder: Path, *, qk_norm: bool = False
+) -> Path:
+    """Write a model of ours, with its tokenizer, as a Hugging Face folder."""
+    if folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
+        raise FileError(f"{folder}: is not empty; give a new folder")
+    draft = folder.absolute().with_name(f".{folder.name}.part-{os.getpid()}")
+    shutil.rmtree(draft, ignore_errors=True)
+    try:
+        draft.mkdir(parents=True)
+        save_file(folded_weights(model), draft / "model.safetensors", metadata={"format": "pt"})
+        _write(draft / "config.json", _config(model, tokenizer, sequence, qk_norm))
+        _write(draft / "generation_config.json", {"eos_token_id": tokenizer.end_of_text, "do_sample": False})
+        shutil.copy(Path(__file__).with_name(f"{MODELING}.py"), draft / f"{MODELING}.py")
+        _write_tokenizer(tokenizer, draft, sequence)
+        if folder.exists():
+            folder.rmdir()
+        draft.replace(folder)
+    except OSError as problem:
+        raise FileError(f"{folder}: cannot be written ({problem.strerror or problem})") from None
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return folder
+
+
+def folded_weights(model: LanguageModel) -> dict[str, Tensor]:
+    """Weights by their names in the modeling file, in its dtype, each times what our forward multiplies it by."""
+    if model.replicas is not None:
+        raise RunError("a model of several replicas: export one of them")
+    multipliers = {tensor.name: tensor.multiplier for tensor in model.tensors()}
+
+    def weight(name: str) -> Tensor:
+        return model.get_parameter(name).detach().double().cpu() * multipliers[name]
+
+    found = {
+        "embedding.weight": weight("embedding"),
+        "final_norm.weight": weight("final_norm.gain"),
+        "readout.weight": weight("readout"),
+    }
+    for number, layer in enumerate(model.layers):
+        assert isinstance(layer, Layer)
+        here = f"layers.{number}"
+        found |= {
+            f"{here}.{norm}.weight": weight(f"{here}.{norm}.gain") for norm in ("attention_norm", "feed_forward_norm")
+        }
+        found |= _attention(layer, here, weight)
+        found |= _block(layer, here, weight)
+    return {name: tensor.to(model.embedding.dtype).contiguous() for name, tensor in found.items()}
+
+
+def _attention(layer: Layer, here: str, weight: Any) -> dict[str, Tensor]:
+    """The logits' scale becomes the usual 1 / sqrt(head_dim): what differs goes into the queries."""
+    attention = layer.attention
+    sharper = attention.scale * math.sqrt(attention.head_dim)
+    into = weight(f"{here}.attention.into")
+    found = {f"{here}.attention.into.weight": into, f"{here}.attention.out.weight": weight(f"{here}.attention.out")}
+    if attention.query_norm is None:
+        into[: attention.width] *= sharper
+        return found
+    return found | {
+        f"{here}.attention.query_norm.weight": weight(f"{here}.attention.query_norm.gain") * sharper,
+        f"{here}.attention.key_norm.weight": weight(f"{here}.attention.key_norm.gain"),
+    }
+
+
+def _block(layer: Layer, here: str, weight: Any) -> dict[str, Tensor]:
+    """Experts go group by group; ours are stacked by width."""
+    block, spec = layer.feed_forward, layer.feed_forward.spec
+    at = f"{here}.feed_forward"
+    found = {}
+    if spec.branches:
+        kind = "dense" if spec.is_dense else "shared"
+        found |= {f"{at}.branch.{part}.weight": weight(f"{at}.{kind}_{part}") for part in ("up", "down")}
+    if not spec.groups:
+        return found
+    found[f"{at}.router"] = weight(f"{at}.router")
+    if block.selection_bias is not None:
+        found[f"{at}.selection_bias"] = block.selection_bias.detach().cpu()
+    widths = list(dict.fromkeys(group.expert_width for group in spec.groups))
+    taken = dict.fromkeys(widths, 0)
+    for number, group in enumerate(spec.groups):
+        suffix = f"_{widths.index(group.expert_width)}" if len(widths) > 1 else ""
+        first = taken[group.expert_width]
+        taken[group.expert_width] = last = first + group.experts
+        for part in ("up", "down"):
+            found[f"{at}.experts.{number}.{part}"] = weight(f"{at}.expert_{part}{suffix}")[first:last]
+    return found
+
+
+def _config(model: LanguageModel, tokenizer: Tokenizer, sequence: int, qk_norm: bool) -> dict[str, Any]:
+    blocks, routers = [], []
+    for layer in model.layers:
+        assert isinstance(layer, Layer)
+        spec = layer.feed_forward.spec
+        groups = [[group.experts, group.active, group.expert_width] for group in spec.groups]
+        blocks.append({"branch": sum(spec.branches), "groups": groups})
+        routers.append(layer.feed_forward.router_config)
+    return {
+        "architectures": ["CompleteMueForCausalLM"],
+        "model_type": "complete_mue",
+        "auto_map": {
+            "AutoConfig": f"{MODELING}.CompleteMueConfig",
+            "AutoModelForCausalLM": f"{MODELING}.CompleteMueForCausalLM",
+        },
+        "vocab_size": model.vocab,
+        "hidden_size": model.shape.width,
+        "num_hidden_layers": model.shape.depth,
+        "head_dim": model.head_dim,
+        "blocks": blocks,
+        "max_position_embeddings": sequence,
+        "rope_theta": 10_000.0,
+        "rms_norm_eps": model.final_norm.eps,
+        "qk_norm": qk_norm,
+        "router_score": routers[0].score,
+        "selection_bias": routers[0].selection_bias,
+        "tie_word_embeddings": False,
+        "dtype": str(model.embedding.dtype).removeprefix("torch."),
+        "bos_token_id": tokenizer.end_of_text,
+        "eos_token_id": tokenizer.end_of_text,
+    }
+
+
+def _write_tokenizer(tokenizer: Tokenizer, folder: Path, sequence: int) -> None:
+    if isinstance(tokenizer, JsonTokenizer):
+        (folder / "tokenizer.json").write_bytes(tokenizer.content)
+        end = tokenizer.end
+    else:
+        end = END_TOKEN
+        _write(folder / "tokenizer.json", byte_tokenizer_json())
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": end,
+        "bos_token": end,
+        "pad_token": end,
+        "model_max_length": sequence,
+        "clean_up_tokenization_spaces": False,
+    }
+    _write(folder / "tokenizer_config.json", settings)
+
+
+def byte_tokenizer_json() -> dict[str, Any]:
+    """The byte tokenizer in the ``tokenizers`` format: byte-level BPE without merges, so that ids are the bytes."""
+    # The format writes bytes as visible letters: printable Latin-1 as itself, the others from U+0100 on.
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    letters = {byte: chr(byte) for byte in printable}
+    letters |= {byte: chr(256 + n) for n, byte in enumerate(b for b in range(256) if b not in letters)}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    end = {
+        "id": END_OF_TEXT, "content": END_TOKEN, "special": True,
+        "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+    }  # fmt: skip
+    vocab = {letters[byte]: byte for byte in range(256)}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [end],
+        "normalizer": None,
+        "pre_tokenizer": level,
+        "post_processor": None,
+        "decoder": level,
+        "model": {
+            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "vocab": vocab, "merges": [],
+        },
+    }  # fmt: skip
+
+
+def _write(path: Path, data: dict[str, Any]) -> None:
+    path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

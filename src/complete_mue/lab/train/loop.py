@@ -1,0 +1,229 @@
+"""The training loop: steps, metrics, checkpoints, signals. A run that is cut short resumes to the same bits."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from complete_mue.errors import FileError, MueError, RunError
+from complete_mue.lab.train import checkpoint
+from complete_mue.lab.train.config import RunConfig, differences, read_config, refuse_other_data
+from complete_mue.lab.train.directory import Metrics, read_metrics, set_aside, with_loss
+from complete_mue.lab.train.flops import Meter
+from complete_mue.lab.train.parallel import ALONE, Ranks
+from complete_mue.lab.train.pin import pinned
+from complete_mue.lab.train.schedule import last_window
+from complete_mue.lab.train.shelf import refuse_obstacles
+from complete_mue.lab.train.trainer import Step, Trainer, pick_device
+from complete_mue.layout.numbers import count
+from complete_mue.storage import exclusive, read_json, refuse_links, write_json
+
+__all__ = ["Result", "divergence", "last_window_loss", "repeated", "train"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended: ``finished``, ``interrupted`` or ``diverged``; the loss is the mean over the last window."""
+
+    status: str
+    steps: int
+    loss: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"status": self.status, "steps": self.steps, "loss": self.loss}
+
+
+Report = Callable[[dict[str, Any]], None]
+
+
+def train(config: RunConfig, run: Path, *, resume: bool = False, restart: bool = False,
+          report: Report = lambda line: None, warn: Callable[[str], None] = lambda text: None, ranks: Ranks = ALONE,
+          device: torch.device | None = None) -> Result:  # fmt: skip
+    """Train a config in a directory. ``resume`` goes on from the newest sound checkpoint; ``restart`` begins anew, with
+    what an earlier run left there set aside.
+
+    Of several ``ranks`` all call this; the first keeps the directory's records, and knows the loss.
+    """
+    try:
+        return _train(pinned(config), run, resume, restart, report, warn, ranks, device)
+    except BrokenPipeError:  # whoever listened to the report is gone
+        raise
+    except OSError as problem:
+        raise RunError(
+            f"{problem.filename or run}: {problem.strerror or problem}; mend that (a full disk, a folder that cannot "
+            "be written) and resume: what was saved is kept"
+        ) from None
+
+
+def _train(
+    config: RunConfig, run: Path, resume: bool, restart: bool, report: Report, warn: Callable[[str], None],
+    ranks: Ranks, device: torch.device | None,
+) -> Result:  # fmt: skip
+    if resume and (ended := divergence(run, config)) is not None:
+        warn(repeated(run, ended, config))
+        return ended
+    with exclusive(run, "the run") if ranks.first else contextlib.nullcontext():
+        if restart:
+            if ranks.first:
+                set_aside(run, warn)
+            ranks.wait()
+        if ranks.first:
+            refuse_links(run, ("checkpoints", "tensorboard", "wandb"))
+        refuse_obstacles(run)
+        if not resume and checkpoint.Checkpoint.listed(run):
+            raise RunError(
+                f"{run} holds checkpoints already: resume that run (--resume), begin it anew (--restart), or give "
+                "another directory"
+            )
+        if resume:
+            _check_config(run, config, warn if ranks.first else lambda text: None)
+        trainer = Trainer(config, device or pick_device(config.device), ranks=ranks)
+        trainer.task.check_holds(config.budget)
+        start = checkpoint.load_newest(run, config, trainer.model, trainer.optimizer, warn, ranks)
+        trainer.start()
+        with _signals() as stopped:
+            if not ranks.first:
+                result = _steps(trainer, run, start, None, report, stopped)
+                ranks.wait()  # for the record: torchrun ends all ranks as soon as one leaves with a failure
+                return result
+            write_json(run / "config.json", config.to_dict())
+            write_json(run / "plan.json", trainer.plan.to_dict())
+            metrics = Metrics(run, start, config)
+            try:
+                result = _steps(trainer, run, start, metrics, report, stopped)
+            finally:
+                metrics.close()
+        write_json(run / "result.json", {**result.to_dict(), "fingerprint": config.fingerprint})
+        if result.status == "diverged":
+            warn(f"the loss is not finite from step {result.steps} on; {advice(config)}")
+        ranks.wait()
+        return result
+
+
+def _check_config(run: Path, config: RunConfig, warn: Callable[[str], None]) -> None:
+    """Refuse to go on with another config than the directory's, and say where they differ."""
+    if not checkpoint.Checkpoint.listed(run):
+        return
+    with contextlib.suppress(FileError):  # without a sound config.json, each checkpoint knows its config's fingerprint
+        known = read_config(run / "config.json")
+        if not known.task.data:
+            warn(f"{run} does not say what its data held, as runs of before do not: going on with {config.task.data}")
+        refuse_other_data(str(run), config, known.task.data)
+        if not config.is_known_as(known.fingerprint):
+            found = differences(config, known)
+            more = f" and {len(found) - 4} more" if len(found) > 4 else ""
+            raise RunError(
+                f"{run} belongs to another config ({'; '.join(found[:4])}{more}): `mue train --resume --out {run}` "
+                "goes on with its own, or give the new run a directory of its own"
+            )
+
+
+def divergence(run: Path, config: RunConfig) -> Result | None:
+    """How this very config ended in the directory, if it diverged there: gone on with, it would only do so again."""
+    with contextlib.suppress(MueError):
+        record = read_json(run / "result.json", "result")
+        if record.get("status") == "diverged" and pinned(config).is_known_as(str(record.get("fingerprint"))):
+            return Result("diverged", count("steps", record.get("steps"), least=0), None)
+    return None
+
+
+def repeated(run: Path, ended: Result, config: RunConfig) -> str:
+    """What to say instead of diverging once more."""
+    return (
+        f"{run} diverged at step {ended.steps} with this very config and would again, so nothing was trained: "
+        f"{advice(config)}. Give it a directory of its own, or remove {run / 'result.json'} to try once more"
+    )
+
+
+def advice(config: RunConfig) -> str:
+    """What to try with a config that diverged, the likeliest first."""
+    lr = config.reference.hyper.lr
+    steps = [f"a smaller learning rate, such as reference.hyper.lr={lr / 4:.2g} (it is {lr:.2g})"]
+    if config.clip is None or config.clip > 1:
+        steps.append(f"clip=1 (it is {'off' if config.clip is None else config.clip})")
+    if config.warmup < 0.04:
+        steps.append(f"a longer warmup, such as warmup=0.04 (it is {config.warmup:g})")
+    if config.precision != "float32":
+        steps.append(f"precision=float32 (it is {config.precision})")
+    return f"try {', then '.join(steps)}; the losses and gradient norms on the way are in metrics.jsonl"
+
+
+def _steps(
+    trainer: Trainer, run: Path, start: int, metrics: Metrics | None, report: Report, stopped: list[int]
+) -> Result:
+    config, steps, ranks = trainer.config, trainer.config.budget.steps, trainer.ranks
+    meter, pending = Meter(config, trainer.task, trainer.device, ranks.world), list[Step]()
+    for number in range(start, steps):
+        logged, last = number % config.log_every == 0, number + 1 == steps
+        pending.append(trainer.step(number, detailed=logged))
+        leaving = ranks.any(bool(stopped))
+        saving = (number + 1) % config.checkpoint_every == 0 or last or leaving
+        if logged or saving:
+            lines = _lines(pending)  # waits for the device
+            lines[-1] |= {"lr": trainer.plan.hyper.lr * trainer.schedule.factor(number)}
+            lines[-1] |= pending[-1].details() | meter.read(number + 1)
+            pending.clear()
+            if metrics is not None:
+                metrics.write([_finite(line) for line in lines])
+                report(lines[-1])
+            broken = next((line["step"] for line in lines if not math.isfinite(line["loss"])), None)
+            if broken is not None:
+                return Result("diverged", broken, None)
+        if saving:
+            checkpoint.save(run, number + 1, config, trainer.model, trainer.optimizer, trainer.masters, ranks)
+        if leaving and not last:
+            return Result("interrupted", number + 1, None)
+    return Result("finished", steps, last_window_loss(run, steps) if ranks.first else None)
+
+
+def _lines(steps: list[Step]) -> list[dict[str, Any]]:
+    """Loss and gradient norm of some steps, read from the device at once."""
+    losses = torch.stack([step.loss for step in steps]).tolist()
+    norms = [step.norm for step in steps if step.norm is not None]
+    lines = [{"step": step.number, "loss": loss} for step, loss in zip(steps, losses, strict=True)]
+    if norms:
+        for line, norm in zip(lines, torch.stack(norms).tolist(), strict=True):
+            line["grad_norm"] = norm
+    return lines
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[list[int]]:
+    """SIGTERM and Ctrl-C ask the loop to save and leave after the step; a second Ctrl-C ends it at once."""
+    caught: list[int] = []
+
+    def note(number: int, frame: Any) -> None:
+        if caught and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        caught.append(number)
+
+    try:
+        old = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    except ValueError:  # not the main thread: signals are somebody else's
+        yield caught
+        return
+    try:
+        yield caught
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def last_window_loss(run: Path, steps: int) -> float | None:
+    """Mean training loss over the last window: with single-epoch data, an unbiased held-out loss."""
+    window = last_window(steps)
+    losses = [line["loss"] for line in with_loss(read_metrics(run)) if steps - window <= line["step"] < steps]
+    return sum(losses) / len(losses) if losses else None
+
+
+def _finite(line: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN: what is not finite becomes null."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}

@@ -1,0 +1,170 @@
+"""Samples of a trained run: text, pictures, clips."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from complete_mue.errors import RunError
+from complete_mue.lab.data import ByteTokenizer, FeatureData, caption_tokens
+from complete_mue.lab.data.encoders import Autoencoder, TextEncoder, fingerprint
+from complete_mue.lab.data.features import FeatureManifest
+from complete_mue.lab.data.identity import tokenizer_identity
+from complete_mue.lab.data.manifest import Manifest
+from complete_mue.lab.data.tokenizers import Tokenizer
+from complete_mue.lab.models.dit import DiffusionTransformer
+from complete_mue.lab.models.lm import LanguageModel
+from complete_mue.lab.models.sampling import sample
+from complete_mue.lab.train import checkpoint
+from complete_mue.lab.train.config import PictureTask, RunConfig, TextTask, read_config
+from complete_mue.lab.train.grid import grid, write_animation, write_png
+from complete_mue.lab.train.sources import BUILT_IN, holds_features, picture_source
+from complete_mue.lab.train.task import build
+
+
+def load_run(run: Path) -> tuple[RunConfig, nn.Module]:
+    """The config of a run and its model with the newest sound weights."""
+    config, model, _ = load_run_at_step(run)
+    return config, model
+
+
+def load_run_at_step(run: Path) -> tuple[RunConfig, nn.Module, int]:
+    """The same, and the step that the weights are of."""
+    config = read_config(run / "config.json")
+    model = build(config).model
+    step = checkpoint.load_newest(run, config, model, None, lambda text: None)
+    if not step:
+        raise RunError(f"{run} has no checkpoint: train it first, or wait for its first one")
+    return config, model.eval(), step
+
+
+def run_tokenizer(config: RunConfig) -> Tokenizer:
+    """The tokenizer that a language-model run was trained with."""
+    assert isinstance(config.task, TextTask)
+    task = config.task
+    if task.source == "stdlib":
+        return ByteTokenizer()
+    manifest = Manifest.read(task.source)
+    if task.data and not task.data.startswith(f"{tokenizer_identity(manifest)}-"):
+        raise RunError(
+            f"{task.source}: its tokenizer ({tokenizer_identity(manifest)}) is not that of the data that the run was "
+            f"trained on ({task.data}); put that data back"
+        )
+    return manifest.load_tokenizer(task.source)
+
+
+def write_text(config: RunConfig, model: nn.Module, prompt: str, count: int, temperature: float, seed: int) -> str:
+    """The prompt and what the model makes of it."""
+    assert isinstance(config.task, TextTask)
+    assert isinstance(model, LanguageModel)
+    tokenizer = run_tokenizer(config)
+    tokens = torch.tensor([tokenizer.encode(prompt)])
+    written = model.generate(tokens, count, temperature=temperature, generator=torch.Generator().manual_seed(seed))
+    return str(tokenizer.decode(written[0].tolist()))
+
+
+def draw_pictures(
+    config: RunConfig,
+    model: nn.Module,
+    prompt: str,
+    count: int,
+    out: Path,
+    *,
+    steps: int,
+    guidance: float,
+    seed: int,
+    autoencoder: str | None = None,
+    text_encoder: str | None = None,
+) -> Path:
+    """A grid of pictures as PNG, or of clips as GIF or MP4; without a prompt, of captions from the run's own source.
+
+    Runs on cached features are decoded by the autoencoder that made them (or the one of the same weights in
+    ``autoencoder``), and a prompt goes through their text encoder.
+    """
+    assert isinstance(config.task, PictureTask)
+    assert isinstance(model, DiffusionTransformer)
+    task, video = config.task, len(model.patch) == 3
+    path = _path(out, video)
+    features = _features(task)
+    coder = _autoencoder(task, features, autoencoder)  # before minutes of sampling: what is missing is said at once
+    text = _text(config, features, prompt, count, seed, text_encoder)
+    size = (task.frames, task.size, task.size) if video else (task.size, task.size)
+    generator = torch.Generator().manual_seed(seed)
+    pictures = sample(model, text, size, steps=steps, guidance=guidance, generator=generator)
+    pictures = pictures if coder is None else coder.decode(pictures).cpu()
+    frames = grid(pictures if video else pictures[:, :, None])
+    if video:
+        write_animation(frames, path)
+    else:
+        write_png(frames[0], path)
+    return path
+
+
+def _path(out: Path, video: bool) -> Path:
+    allowed = (".gif", ".mp4") if video else (".png",)
+    if not out.suffix:
+        return out.with_suffix(allowed[0])
+    if out.suffix.lower() not in allowed:
+        raise RunError(f"{out}: give a name that ends in {' or '.join(allowed)}")
+    return out
+
+
+def _features(task: PictureTask) -> FeatureManifest | None:
+    """The manifest of the features that a run was trained on; None for pixels."""
+    if task.source in BUILT_IN or not holds_features(Path(task.source)):
+        return None
+    return FeatureManifest.read(task.source)
+
+
+def _autoencoder(task: PictureTask, features: FeatureManifest | None, given: str | None) -> Autoencoder | None:
+    if features is None or features.asked.get("autoencoder") is None:
+        return None
+    name = given or str(features.asked.get("autoencoder_name"))
+    try:
+        coder = Autoencoder.load(name)
+    except RunError:
+        raise
+    except Exception as problem:
+        raise RunError(
+            f"the run's latents were made by the autoencoder {features.asked.get('autoencoder_name')!r}, without which "
+            f"they are no pictures: {problem}; name its folder with --autoencoder"
+        ) from None
+    if fingerprint(coder.module) != features.asked["autoencoder"]:
+        raise RunError(f"autoencoder {name!r}: its weights are not those that made the latents in {task.source}")
+    return coder
+
+
+def _text(
+    config: RunConfig, features: FeatureManifest | None, prompt: str, count: int, seed: int, encoder: str | None
+) -> Tensor:
+    """Bytes or features of the prompt; without one, of items of the run's source."""
+    task = config.task
+    assert isinstance(task, PictureTask)
+    encoded = features is not None and len(features.text_shape) == 2
+    if prompt and not encoded:
+        return caption_tokens([prompt] * count, features.text_shape[0] if features else task.text_length)
+    if prompt:
+        assert features is not None
+        name = encoder or str(features.asked.get("text_encoder_name"))
+        try:
+            coder = TextEncoder.load(name)
+        except Exception as problem:
+            raise RunError(
+                f"a prompt goes through the text encoder {name!r}: {problem}; name its folder with --text-encoder, or "
+                "give no prompt, which takes texts of the training data"
+            ) from None
+        if fingerprint(coder.model) != features.asked["text_encoder"]:
+            raise RunError(f"text encoder {name!r}: its weights are not those that made the features in {task.source}")
+        hidden, lengths = coder.encode([prompt] * count, features.text_shape[0])
+        for row, length in zip(hidden, lengths.tolist(), strict=True):
+            row[length:] = torch.nan
+        return hidden
+    if features is not None:
+        data = FeatureData(task.source, rows=1)
+        numbers = np.random.default_rng(seed).integers(0, data.items, count)
+        return data.at(numbers).text
+    source = picture_source(task, count, seed + 1).data
+    return caption_tokens(source.captions(source.indices(0)), task.text_length)

@@ -1,0 +1,162 @@
+"""From a config to a model, batches and a loss: the two tasks behind one small interface."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from complete_mue.errors import RunError
+from complete_mue.lab.data import StandardLibrary, TextData
+from complete_mue.lab.models import DiffusionTransformer, LanguageModel
+from complete_mue.lab.nn.router import Routing
+from complete_mue.lab.train.config import PictureTask, RunConfig, TextTask
+from complete_mue.lab.train.objective import interpolate, next_token_loss, velocity_loss
+from complete_mue.lab.train.parallel import ALONE, Ranks
+from complete_mue.lab.train.sources import picture_source
+from complete_mue.layout import Budget
+from complete_mue.plan.plan import Plan
+
+Batch = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the loop needs: a model, the batch of a step (a pure function of it), and the loss of a batch."""
+
+    model: nn.Module
+    batch: Callable[[int], Batch]
+    loss: Callable[[nn.Module, Batch, list[Routing]], Tensor]
+    sequence: int
+    embedding: int  # weights of input and output tables that one token uses
+    steps: int | None  # how many steps the data holds; None if endless
+
+    def check_holds(self, budget: Budget) -> None:
+        """Refuse a budget that the data cannot fill."""
+        if self.steps is not None and self.steps < budget.steps:
+            raise RunError(
+                f"the data holds {self.steps} steps of {budget.batch_tokens} tokens and the budget asks for "
+                f"{budget.steps}: give more data, fewer steps, or task.epochs=repeat"
+            )
+
+
+def build(
+    config: RunConfig,
+    plan: Plan | None = None,
+    *,
+    replicas: int | None = None,
+    device: torch.device | None = None,
+    ranks: Ranks = ALONE,
+) -> Task:
+    """The task of a config; with ``replicas``, K models in one, all on the same batches. The model is made where
+    ``device`` says; batches are those of this rank.
+    """
+    plan = plan or config.plan
+    _check_fits(config, replicas or 1, device or torch.get_default_device())
+    if config.rows % (ranks.world * config.accumulate):
+        raise RunError(
+            f"{config.rows} rows of a step over {ranks.world} ranks and accumulate = {config.accumulate}: give a "
+            f"budget.batch_tokens that is a multiple of {config.task.tokens_per_row() * ranks.world} times accumulate"
+        )
+    if isinstance(config.task, TextTask):
+        task = _text(config, config.task, plan, replicas, device, ranks)
+    else:
+        task = _pictures(config, config.task, plan, replicas, device, ranks)
+    return dataclasses.replace(task, batch=_in_micro_batches(task.batch, config.accumulate))
+
+
+def _check_fits(config: RunConfig, replicas: int, device: torch.device) -> None:
+    """Refuse a model whose weights alone are more than the device holds, before anything is made of it."""
+    if device.type == "cuda":
+        room = torch.cuda.get_device_properties(device).total_memory
+    elif device.type == "cpu":
+        room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    else:
+        room = 2**62  # where nothing is held, a size must still be a number that torch can count to
+    needed = 4 * config.shape.parameters.total * replicas
+    if needed > room:
+        raise RunError(
+            f"shape.width = {config.shape.width}, shape.depth = {config.shape.depth}, shape.feed_forward = "
+            f"{config.shape.main.with_widths:.80}: weights of {needed / 2**30:,.0f} GiB, and {device} holds "
+            f"{room / 2**30:,.0f}; give a smaller shape"
+        )
+
+
+def _in_micro_batches(batch: Callable[[int], Batch], parts: int) -> Callable[[int], Batch]:
+    """Rows in the order of their micro-batches, of which the i-th takes every row whose number is i modulo ``parts``.
+
+    A micro-batch then has the same rows, over all ranks together, whatever their number: a balance loss, which is one
+    number per micro-batch, does not depend on it either.
+    """
+    if parts == 1:
+        return batch
+    return lambda step: tuple(torch.cat([rows[part::parts] for part in range(parts)]) for rows in batch(step))
+
+
+def _text(
+    config: RunConfig, task: TextTask, plan: Plan, replicas: int | None, device: torch.device | None, ranks: Ranks
+) -> Task:
+    options: dict[str, Any] = {
+        "sequence": task.sequence,
+        "rows": config.rows,
+        "seed": config.seed,
+        "epochs": task.epochs,
+        "rank": ranks.rank,
+        "world": ranks.world,
+    }
+    data = StandardLibrary(**options) if task.source == "stdlib" else TextData(Path(task.source), **options)
+    vocab = data.vocab
+    with _on(device):
+        model = LanguageModel(
+            config.shape, vocab, plan, qk_norm=config.qk_norm, router=config.router, replicas=replicas
+        )
+    objective = torch.compile(next_token_loss, dynamic=False) if config.compile else next_token_loss
+
+    def loss(model: nn.Module, batch: Batch, routings: list[Routing]) -> Tensor:
+        (tokens,) = batch
+        return objective(model(tokens[..., :-1], routings=routings), tokens, task.z_loss)
+
+    steps = len(data) if task.epochs == "single" else None
+    return Task(model, lambda step: (data.batch(step),), loss, task.sequence, config.shape.width * vocab, steps)
+
+
+def _pictures(
+    config: RunConfig, task: PictureTask, plan: Plan, replicas: int | None, device: torch.device | None, ranks: Ranks
+) -> Task:
+    source = picture_source(task, config.rows, config.seed, ranks.rank, ranks.world)
+    patch = (1, task.patch, task.patch) if source.video else (task.patch, task.patch)
+    with _on(device):
+        model = DiffusionTransformer(
+            config.shape, source.channels, patch, plan, text_features=source.text_features, qk_norm=config.qk_norm,
+            router=config.router, replicas=replicas,
+        )  # fmt: skip
+
+    def batch(step: int) -> Batch:
+        pictures = source.data.batch(step)
+        generator = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
+        # Drawn for the rows of all ranks, so that a row's noise is the same whatever their number.
+        shape = (config.rows, *pictures.images.shape[1:])
+        noise = torch.randn(shape, generator=generator).chunk(ranks.world)[ranks.rank]
+        t = torch.rand(config.rows, generator=generator).chunk(ranks.world)[ranks.rank]
+        dropped = torch.rand(config.rows, generator=generator).chunk(ranks.world)[ranks.rank] < task.text_dropout
+        x, velocity = interpolate(noise, pictures.images, t)
+        return x, t, model.drop_text(pictures.text, dropped), velocity
+
+    def loss(model: nn.Module, batch: Batch, routings: list[Routing]) -> Tensor:
+        x, t, text, velocity = batch
+        return velocity_loss(model(x, t, text, routings=routings), velocity, len(patch))
+
+    sequence = task.tokens_per_row() + source.text_length
+    pixels = source.channels * task.patch**2
+    return Task(model, batch, loss, sequence, 2 * config.shape.width * pixels, source.steps)
+
+
+def _on(device: torch.device | None) -> contextlib.AbstractContextManager[Any]:
+    return contextlib.nullcontext() if device is None else device
