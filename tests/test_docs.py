@@ -13,9 +13,9 @@ import pytest
 
 from complete_mue.lab.evals.tasks import TASKS
 from complete_mue.lab.report import find_sweeps, summarize
-from complete_mue.lab.report.article import article, chapters, generated, shown
+from complete_mue.lab.report.markdown_page import article, chapters, generated, shown
 from complete_mue.layout.tensors import VECTOR_ROLES, Role
-from complete_mue.rules.layer import COLUMNS, COMPLETE_MUE
+from complete_mue.rules.layer_table import COLUMNS, COMPLETE_MUE
 from in_process import mue
 
 ROOT = Path(__file__).parents[1]

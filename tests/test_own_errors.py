@@ -18,10 +18,10 @@ from complete_mue.errors import FileError, MueError, RunError  # noqa: E402
 from complete_mue.lab.data import prepare  # noqa: E402
 from complete_mue.lab.data.tars import ImageTars  # noqa: E402
 from complete_mue.lab.data.tokenizers import JsonTokenizer  # noqa: E402
-from complete_mue.lab.evals.documents import read_records  # noqa: E402
+from complete_mue.lab.evals.task_files import read_records  # noqa: E402
 from complete_mue.lab.recipes import recipe  # noqa: E402
 from complete_mue.lab.train.config import override, read_config  # noqa: E402
-from complete_mue.lab.train.directory import read_metrics  # noqa: E402
+from complete_mue.lab.train.run_folder import read_metrics  # noqa: E402
 from complete_mue.lab.train.task import build  # noqa: E402
 from complete_mue.lab.train.trainer import pick_device  # noqa: E402
 

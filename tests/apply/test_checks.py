@@ -25,7 +25,7 @@ from complete_mue.apply.observe import Observation, observe, unseen  # noqa: E40
 from complete_mue.cli.check import app  # noqa: E402
 from complete_mue.lab.kernels.dispatch import KERNELS, choose, routed_experts  # noqa: E402
 from complete_mue.lab.models import LanguageModel  # noqa: E402
-from complete_mue.lab.models.setup import BYTES, language_model_setup  # noqa: E402
+from complete_mue.lab.models.check_setup import BYTES, language_model_setup  # noqa: E402
 
 QUICK = ("width", "experts", "shared")  # the others take longer
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from complete_mue.errors import FileError, KernelError, ShapeError
 from complete_mue.lab.bench import moe
-from complete_mue.lab.bench.records import BenchResult, BenchRow
+from complete_mue.lab.bench.moe_records import BenchResult, BenchRow
 from complete_mue.lab.kernels import grouped
 
 TINY = (

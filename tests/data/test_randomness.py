@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from complete_mue.errors import RunError, ShapeError
+from complete_mue.lab.data.item_order import Rows, Sampling, part
 from complete_mue.lab.data.randomness import Permutation, choice, uniform
-from complete_mue.lab.data.sampling import Rows, Sampling, part
 
 
 @given(st.integers(1, 3000), st.integers(-(2**70), 2**70))

@@ -91,7 +91,7 @@ def test_held_out_windows_are_other_text(folder: Path, texts: list[str]) -> None
 
 
 def test_many_shards_are_not_all_held_open(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("complete_mue.lab.data.reading._MOST", 2)
+    monkeypatch.setattr("complete_mue.lab.data.file_parts._MOST", 2)
     data = TextData(folder, sequence=32, rows=2)
     every = torch.cat([data.batch(step) for step in range(len(data))])
     assert len(data._stream._files._open) == 2  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from complete_mue.errors import KernelError
-from complete_mue.lab.kernels import choose, dispatch, grouped, list_kernels, reference, routed_experts
+from complete_mue.lab.kernels import choose, dispatch, grouped, list_kernels, plain_loop, routed_experts
 
 # Torch says this once on CPUs without bfloat16 products, and computes all the same.
 pytestmark = [pytest.mark.draws, pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")]
@@ -80,7 +80,7 @@ SHAPES = {
 @pytest.mark.parametrize("shape", SHAPES)
 def test_reference_is_the_formula(shape: str) -> None:
     arguments = inputs(**SHAPES[shape], dtype=torch.float64)
-    assert_same(everything(reference.routed_experts, arguments), everything(dense_formula, arguments), 1e-12)
+    assert_same(everything(plain_loop.routed_experts, arguments), everything(dense_formula, arguments), 1e-12)
 
 
 @pytest.mark.parametrize("kernel", ["grouped"])
@@ -89,7 +89,7 @@ def test_reference_is_the_formula(shape: str) -> None:
 def test_kernel_equals_reference(kernel: str, shape: str, dtype: torch.dtype, tolerance: float) -> None:
     arguments = inputs(**SHAPES[shape], dtype=dtype)
     # The reference sees the same rounded numbers and computes with them exactly.
-    exact = everything(reference.routed_experts, [a.double() if a.is_floating_point() else a for a in arguments])
+    exact = everything(plain_loop.routed_experts, [a.double() if a.is_floating_point() else a for a in arguments])
     got = everything(dispatch.kernel_module(kernel).routed_experts, arguments)
     assert_same({n: v.double() for n, v in got.items()}, exact, tolerance)
     assert got["y"].dtype == got["up"].dtype == dtype
@@ -99,7 +99,7 @@ def test_all_tokens_on_one_expert_and_the_others_empty() -> None:
     arguments = inputs(active=1)
     arguments[3] = torch.full_like(arguments[3], 4)
     got = everything(grouped.routed_experts, arguments)
-    assert_same(got, everything(reference.routed_experts, arguments), 1e-5)
+    assert_same(got, everything(plain_loop.routed_experts, arguments), 1e-5)
     others = [e for e in range(6) if e != 4]
     assert not got["up"][others].any()
     assert not got["down"][others].any()
@@ -110,7 +110,7 @@ def test_an_expert_chosen_twice_counts_twice() -> None:
     arguments[3] = torch.zeros_like(arguments[3])
     want = everything(dense_formula, arguments)
     assert_same(everything(grouped.routed_experts, arguments), want, 1e-5)
-    assert_same(everything(reference.routed_experts, arguments), want, 1e-5)
+    assert_same(everything(plain_loop.routed_experts, arguments), want, 1e-5)
 
 
 @pytest.mark.parametrize("kernel", ["grouped", "reference"])
@@ -124,7 +124,7 @@ def test_zero_weight_gives_the_router_its_gradient() -> None:
     arguments = inputs()
     arguments[4] = torch.zeros_like(arguments[4])
     got = everything(grouped.routed_experts, arguments)
-    assert_same(got, everything(reference.routed_experts, arguments) | {"y": got["y"]}, 1e-5)
+    assert_same(got, everything(plain_loop.routed_experts, arguments) | {"y": got["y"]}, 1e-5)
     assert got["weight"].abs().max() > 0
     assert not got["y"].any()
 
@@ -134,7 +134,7 @@ def test_each_gradient_alone(wanted: str) -> None:
     arguments = dict(zip(("x", "up", "down", "index", "weight"), inputs(), strict=True))
     leaves = {n: a.detach().requires_grad_(n == wanted) for n, a in arguments.items()}
     (got,) = torch.autograd.grad(grouped.routed_experts(*leaves.values()).sum(), leaves[wanted])
-    (want,) = torch.autograd.grad(reference.routed_experts(*leaves.values()).sum(), leaves[wanted])
+    (want,) = torch.autograd.grad(plain_loop.routed_experts(*leaves.values()).sum(), leaves[wanted])
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
@@ -309,7 +309,7 @@ def test_kernel_equals_reference_on_gpu(kernel: str, shape: str, dtype: torch.dt
         choose(*arguments[:2], kernel=kernel)
     except KernelError as reason:
         pytest.skip(str(reason))
-    exact = everything(reference.routed_experts, [a.double() if a.is_floating_point() else a for a in arguments])
+    exact = everything(plain_loop.routed_experts, [a.double() if a.is_floating_point() else a for a in arguments])
     got = everything(lambda *a: routed_experts(*a, kernel=kernel), arguments)
     assert_same({n: v.double() for n, v in got.items()}, exact, tolerance)
     again = everything(lambda *a: routed_experts(*a, kernel=kernel), arguments)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from complete_mue.lab.kernels import reference, sonic
+from complete_mue.lab.kernels import plain_loop, sonic
 
 _probe = torch.empty(1, 128, dtype=torch.bfloat16, device="cuda" if torch.cuda.is_available() else "cpu")
 _reason = sonic.unavailable(_probe, _probe.new_empty(1, 16, 128))
@@ -42,7 +42,7 @@ def test_agrees_with_the_reference(interleaved: bool) -> None:
         return [t.bfloat16().to(dtype).requires_grad_() for t in (x, up, down)] + [weight.to(dtype).requires_grad_()]
 
     exact = leaves(torch.float64)
-    y = reference.routed_experts(exact[0], exact[1], exact[2], index, exact[3])
+    y = plain_loop.routed_experts(exact[0], exact[1], exact[2], index, exact[3])
     y.backward(grad.double())
     low = leaves(torch.bfloat16)
     low[3] = weight.clone().requires_grad_()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from complete_mue.lab.kernels import reference, triton_experts
+from complete_mue.lab.kernels import plain_loop, triton_experts
 
 _probe = torch.empty(1, 128, dtype=torch.bfloat16, device="cuda" if torch.cuda.is_available() else "cpu")
 _reason = triton_experts.unavailable(_probe, _probe.new_empty(1, 2, 128))
@@ -54,7 +54,7 @@ def error(got: Tensor, want: Tensor) -> float:
 
 def assert_close(case: Case) -> dict[str, Tensor]:
     grad = torch.randn_like(case[0])
-    want = outputs(reference.routed_experts, in_float64(case), grad)
+    want = outputs(plain_loop.routed_experts, in_float64(case), grad)
     got = outputs(triton_experts.routed_experts, case, grad)
     # A handful of roundings to the dtype stand between an input and a gradient; the plain loop in bfloat16 errs by 5e-3
     tolerance = 1e-5 if case[0].dtype == torch.float32 else 1.25 * torch.finfo(case[0].dtype).eps
@@ -140,7 +140,7 @@ def test_without_gradients() -> None:
     small = case(200, 128, 64, 4, 2)
     with torch.no_grad():
         y = triton_experts.routed_experts(*small)
-    assert error(y, reference.routed_experts(*in_float64(small))) < 5e-3
+    assert error(y, plain_loop.routed_experts(*in_float64(small))) < 5e-3
 
 
 def test_only_the_gradients_asked_for() -> None:
@@ -165,7 +165,7 @@ def test_autocast_takes_float32_masters() -> None:
     grad = torch.randn_like(small[0])
     with torch.autocast("cuda", dtype=torch.bfloat16):
         got = outputs(triton_experts.routed_experts, small, grad)
-    want = outputs(reference.routed_experts, in_float64(small), grad)
+    want = outputs(plain_loop.routed_experts, in_float64(small), grad)
     assert got["y"].dtype == torch.bfloat16
     assert got["dup"].dtype == torch.float32
     errors = {name: error(got[name], want[name]) for name in NAMES}
@@ -188,7 +188,7 @@ def test_past_two_to_the_31_elements() -> None:
     grad = torch.randn_like(big[0])
     got = outputs(triton_experts.routed_experts, big, grad)
     x, up, down, index, weight = big
-    want = outputs(reference.routed_experts, (x.float(), up.float(), down.float(), index, weight), grad.float())
+    want = outputs(plain_loop.routed_experts, (x.float(), up.float(), down.float(), index, weight), grad.float())
     errors = {name: error(got[name], want[name]) for name in NAMES}
     assert all(value < 1e-2 for value in errors.values()), errors
 

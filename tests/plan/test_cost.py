@@ -12,7 +12,7 @@ from hypothesis import given
 
 import complete_mue as mue
 from complete_mue.layout.notation import Parameters
-from complete_mue.plan.data import to_json
+from complete_mue.plan.plan_json import to_json
 from strategies import shapes
 
 

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from complete_mue.cli import app
 from complete_mue.errors import FileError
 from complete_mue.lab.report import summarize
-from complete_mue.lab.report.article import generated
-from complete_mue.lab.report.overview import overview_lines, tallies, worst_drift, worst_regret
+from complete_mue.lab.report.across_sweeps import overview_lines, tallies, worst_drift, worst_regret
+from complete_mue.lab.report.markdown_page import generated
 from complete_mue.lab.report.tables import drift_cell, plain, regret_cell
 
 Write = Callable[..., Path]

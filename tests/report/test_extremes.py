@@ -12,11 +12,11 @@ import pytest
 
 from complete_mue.errors import FileError, MueError, RunError
 from complete_mue.lab.report import summarize
-from complete_mue.lab.report.files import report_markdown, write_report
-from complete_mue.lab.report.html import report_html
+from complete_mue.lab.report.html_page import report_html
 from complete_mue.lab.report.pack import pack_sweeps
 from complete_mue.lab.report.tables import csv_text
 from complete_mue.lab.report.union import join_plans
+from complete_mue.lab.report.write import report_markdown, write_report
 from complete_mue.lab.sweep.ledger import settled
 
 Write = Callable[..., Path]

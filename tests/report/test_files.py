@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 from complete_mue.cli import app
 from complete_mue.errors import FileError
 from complete_mue.lab.report import summarize
-from complete_mue.lab.report.files import report_markdown
-from complete_mue.lab.report.html import report_html
+from complete_mue.lab.report.html_page import report_html
 from complete_mue.lab.report.pictures import Axis, pictures
 from complete_mue.lab.report.tables import csv_text, markdown, plain, tables
+from complete_mue.lab.report.write import report_markdown
 
 Write = Callable[..., Path]
 
@@ -91,7 +91,7 @@ def test_an_out_folder_that_cannot_be_is_refused(parent: Path) -> None:
 def test_torch_is_not_imported(parent: Path) -> None:
     code = (
         "import sys; from complete_mue.lab.report import summarize;"
-        "from complete_mue.lab.report.html import report_html;"
+        "from complete_mue.lab.report.html_page import report_html;"
         f"report_html([summarize({str(parent / 'a')!r})]);"
         "assert not {'torch', 'numpy', 'matplotlib'} & set(sys.modules)"
     )

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from complete_mue.lab.report import summarize
-from complete_mue.lab.report.html import report_dict, report_html
+from complete_mue.lab.report.html_page import report_dict, report_html
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 selenium = pytest.importorskip("selenium", reason="the browser test needs selenium (extra dev)")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from complete_mue.errors import FileError
+from complete_mue.lab.report.across_sweeps import overview_lines, tallies
 from complete_mue.lab.report.curves import Curve
-from complete_mue.lab.report.overview import overview_lines, tallies
 from complete_mue.lab.report.pictures import pictures
 from complete_mue.lab.report.summary import Summary, summarize
 from complete_mue.lab.report.tables import plain, tables

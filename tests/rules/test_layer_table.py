@@ -9,7 +9,7 @@ import pytest
 import complete_mue as mue
 from complete_mue.layout.tensors import Role
 from complete_mue.rules.catalog import CATALOG
-from complete_mue.rules.layer import COLUMNS, REASONS
+from complete_mue.rules.layer_table import COLUMNS, REASONS
 from complete_mue.rules.monomial import Monomial
 
 # d, L, H and s chosen so that no two products coincide.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from complete_mue.layout.files import read_reference
+from complete_mue.layout.toml_files import read_reference
 from in_process import mue
 
 pytest.importorskip("torch")

@@ -15,9 +15,9 @@ pytest.importorskip("torch")
 from complete_mue.lab.recipes import recipe
 from complete_mue.lab.report.records import read_sweep
 from complete_mue.lab.sweep.figures import FIGURES, SCALES, TASKS, base_config, figure, octaves, with_layout
-from complete_mue.lab.sweep.files import read_sweep_file
 from complete_mue.lab.sweep.grid import Scan, Sweep, Target, fusible
 from complete_mue.lab.sweep.run import enter
+from complete_mue.lab.sweep.sweep_toml import read_sweep_file
 
 
 def small(*scans: Scan, **more: object) -> Sweep:

@@ -19,7 +19,7 @@ from complete_mue.lab.sweep.grid import Sweep
 from complete_mue.lab.sweep.ledger import Ledger
 from complete_mue.lab.sweep.run import run
 from complete_mue.lab.sweep.tune import tune
-from complete_mue.layout.files import read_reference
+from complete_mue.layout.toml_files import read_reference
 from complete_mue.storage import write_json
 from small_sweeps import base
 

@@ -23,9 +23,9 @@ from complete_mue.lab.recipes import recipe  # noqa: E402
 from complete_mue.lab.train import checkpoint  # noqa: E402
 from complete_mue.lab.train.checkpoint import Checkpoint  # noqa: E402
 from complete_mue.lab.train.config import RunConfig, override, read_config  # noqa: E402
-from complete_mue.lab.train.directory import read_metrics  # noqa: E402
+from complete_mue.lab.train.data_digest import pinned  # noqa: E402
 from complete_mue.lab.train.loop import Result, advice, train  # noqa: E402
-from complete_mue.lab.train.pin import pinned  # noqa: E402
+from complete_mue.lab.train.run_folder import read_metrics  # noqa: E402
 
 SMALL = (
     "shape.width=16", "shape.depth=1", "shape.head_dim=8", "betas=hold", "budget.steps=12", "checkpoint_every=3",
@@ -155,8 +155,8 @@ def test_a_read_error_is_no_reason_to_start_over(tmp_path: Path, monkeypatch: py
     def failing(path: Path) -> str:
         raise FileError(f"{path}: Input/output error")
 
-    monkeypatch.setattr("complete_mue.lab.train.shelf.sha256", failing)
-    monkeypatch.setattr("complete_mue.lab.train.shelf._sound", {})
+    monkeypatch.setattr("complete_mue.lab.train.checkpoint_folder.sha256", failing)
+    monkeypatch.setattr("complete_mue.lab.train.checkpoint_folder._sound", {})
     with pytest.raises(RunError, match="Input/output error"):
         go(tmp_path, resume=True)
     monkeypatch.undo()

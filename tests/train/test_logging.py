@@ -14,8 +14,8 @@ pytest.importorskip("torch")
 from complete_mue.errors import RunError
 from complete_mue.lab.recipes import recipe
 from complete_mue.lab.train.config import override
-from complete_mue.lab.train.directory import _numbers
 from complete_mue.lab.train.loop import train
+from complete_mue.lab.train.run_folder import _numbers
 
 SMALL = (
     "shape.width=16", "shape.depth=1", "shape.head_dim=8", "betas=hold", "budget.steps=3", "task.sequence=16",

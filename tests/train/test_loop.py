@@ -21,8 +21,8 @@ from complete_mue.errors import RunError  # noqa: E402
 from complete_mue.lab.recipes import RECIPES, recipe  # noqa: E402
 from complete_mue.lab.train import checkpoint  # noqa: E402
 from complete_mue.lab.train.config import RunConfig, override  # noqa: E402
-from complete_mue.lab.train.directory import read_metrics  # noqa: E402
 from complete_mue.lab.train.loop import train  # noqa: E402
+from complete_mue.lab.train.run_folder import read_metrics  # noqa: E402
 from complete_mue.storage import exclusive  # noqa: E402
 
 SMALL = ("shape.width=16", "shape.depth=2", "shape.head_dim=8", "betas=hold", "budget.steps=24", "checkpoint_every=5")

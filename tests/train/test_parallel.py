@@ -21,10 +21,10 @@ torch = pytest.importorskip("torch")
 from complete_mue.errors import RunError  # noqa: E402
 from complete_mue.lab.train import checkpoint  # noqa: E402
 from complete_mue.lab.train.config import RunConfig, override, read_config  # noqa: E402
-from complete_mue.lab.train.directory import read_metrics  # noqa: E402
 from complete_mue.lab.train.loop import train  # noqa: E402
 from complete_mue.lab.train.parallel import check_dealing  # noqa: E402
-from complete_mue.lab.train.pieces import Part, Pieces  # noqa: E402
+from complete_mue.lab.train.run_folder import read_metrics  # noqa: E402
+from complete_mue.lab.train.sharded_tensors import Part, Pieces  # noqa: E402
 from device_rank import FULL  # noqa: E402
 from parallel_rank import RUNS, config_of, trained  # noqa: E402
 

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from complete_mue.lab.nn.rope import PICTURE_BASE, picture_rotary, rotary_table, text_rotary  # noqa: E402
 from complete_mue.lab.recipes import recipe  # noqa: E402
 from complete_mue.lab.train.config import RunConfig, override  # noqa: E402
-from complete_mue.lab.train.recorded import Recorded  # noqa: E402
+from complete_mue.lab.train.cuda_graph import Recorded  # noqa: E402
 from complete_mue.lab.train.trainer import Trainer  # noqa: E402
 
 CPU = torch.device("cpu")

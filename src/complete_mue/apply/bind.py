@@ -27,9 +27,9 @@ from complete_mue.apply.agree import (
     says_active,
     says_normalized,
 )
-from complete_mue.apply.attention import check_attention_scale, head_size
 from complete_mue.apply.families import FAMILIES
 from complete_mue.apply.family import Family, plain_name
+from complete_mue.apply.head_scale import check_attention_scale, head_size
 from complete_mue.apply.probe import Seen, look
 from complete_mue.errors import BindError, nearest
 from complete_mue.layout import FeedForward, ModelShape, Role, RoutedGroup, TensorSpec

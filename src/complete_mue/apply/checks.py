@@ -15,11 +15,11 @@ from typing import Any
 from complete_mue.apply.axes import AXES, LAYOUT, LAYOUT_AXES, Point, axis_lines, small_reference
 from complete_mue.apply.bind import bind
 from complete_mue.apply.effect import Effect
+from complete_mue.apply.forward_check import tied, ties
 from complete_mue.apply.judge import UNSURE, RoleVerdict, judge_roles, slope_of
-from complete_mue.apply.judged import tied, ties
 from complete_mue.apply.measure import Observed, measure
 from complete_mue.apply.observe import any_number
-from complete_mue.apply.realized import Finding, realized
+from complete_mue.apply.optimizer_check import Finding, realized
 from complete_mue.apply.setup import Setup, built
 from complete_mue.errors import MueError, RunError
 from complete_mue.layout import Reference, Role

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from complete_mue.apply.bind import Binding, Bound, bind, unwrapped
 from complete_mue.apply.effect import Effect, update_effect
-from complete_mue.apply.judged import judge_forward
+from complete_mue.apply.forward_check import judge_forward
 from complete_mue.apply.observe import Observation, any_number, holding, observe, rms
-from complete_mue.apply.realized import Finding
+from complete_mue.apply.optimizer_check import Finding
 from complete_mue.apply.setup import Setup, built, loss_of
 from complete_mue.layout import Role
 from complete_mue.plan.plan import Plan

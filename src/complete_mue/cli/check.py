@@ -57,7 +57,7 @@ def check_command(
 
     from complete_mue.apply.check_report import tables, write
     from complete_mue.apply.checks import check
-    from complete_mue.lab.models.setup import language_model_setup
+    from complete_mue.lab.models.check_setup import language_model_setup
 
     build = _named_function(model) if model else language_model_setup
     console, notes = Console(highlight=False, markup=False), Console(stderr=True, highlight=False)

@@ -59,7 +59,7 @@ def report_command(
     """
     from rich.console import Console
 
-    from complete_mue.lab.report.html import report_dict
+    from complete_mue.lab.report.html_page import report_dict
     from complete_mue.lab.report.stored import find_sweeps
     from complete_mue.lab.report.summary import summarize
 
@@ -84,7 +84,7 @@ def report_command(
             status.update(f"reading {sweep}")
             summaries.append(summarize(sweep))
     if page is not None:
-        from complete_mue.lab.report.article import write_article
+        from complete_mue.lab.report.markdown_page import write_article
 
         with notes.status("writing") as status:
             written = write_article(
@@ -108,8 +108,8 @@ def report_command(
 
 
 def _write(summaries: list[Summary], folder: Path, notes: Console) -> None:
-    from complete_mue.lab.report.files import write_report
     from complete_mue.lab.report.plots import can_plot
+    from complete_mue.lab.report.write import write_report
 
     with notes.status("writing") as status:
         written = write_report(summaries, folder, lambda path: status.update(f"wrote {path.name}"))

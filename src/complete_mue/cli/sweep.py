@@ -150,11 +150,11 @@ def sweep_command(
         return
     from complete_mue.lab.sweep.figures import base_config
     from complete_mue.lab.sweep.figures import figure as named
-    from complete_mue.lab.sweep.files import read_sweep_file
     from complete_mue.lab.sweep.grid import pinned_sweep
     from complete_mue.lab.sweep.ledger import Ledger
     from complete_mue.lab.sweep.run import check_data
-    from complete_mue.layout.files import read_reference
+    from complete_mue.lab.sweep.sweep_toml import read_sweep_file
+    from complete_mue.layout.toml_files import read_reference
 
     tuned = read_reference(reference) if reference else None
     if figure.endswith(".toml"):
@@ -339,7 +339,7 @@ def _executor(name: str, workers: int | None, address: str | None, sweep: Sweep)
         raise RunError(f"executor {name!r}{nearest(name, EXECUTORS)}: give one of {', '.join(EXECUTORS)}")
     gpu = pick_device(sweep.reference.config.device).type == "cuda"
     if name == "ray":
-        from complete_mue.lab.sweep.cluster import RayCluster
+        from complete_mue.lab.sweep.ray_cluster import RayCluster
 
         return RayCluster(address, gpu=gpu)
     if address:
@@ -401,8 +401,8 @@ def _describe(sweep: Sweep) -> None:
 def _report(folder: Path) -> None:
     from rich.console import Console
 
-    from complete_mue.lab.report.files import write_report
     from complete_mue.lab.report.summary import summarize
+    from complete_mue.lab.report.write import write_report
 
     console = Console(highlight=False, markup=False)
     summary = summarize(folder)

@@ -6,7 +6,7 @@ from complete_mue.layout.reference import Base
 from complete_mue.layout.tensors import VECTOR_ROLES
 from complete_mue.plan.row import Multiplier, Row
 from complete_mue.plan.table import PlanTable
-from complete_mue.rules.layer import COLUMNS, REASONS
+from complete_mue.rules.layer_table import COLUMNS, REASONS
 from complete_mue.rules.ratios import symbols
 
 _TITLES = {

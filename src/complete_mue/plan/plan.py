@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from complete_mue.layout.tensors import Role
-from complete_mue.plan.data import read_dict, read_json, to_dict, to_json
 from complete_mue.plan.explain import explain
+from complete_mue.plan.plan_json import read_dict, read_json, to_dict, to_json
 from complete_mue.plan.render import to_csv, to_markdown, to_rich, to_text
 from complete_mue.plan.row import Row
 from complete_mue.plan.table import PlanTable

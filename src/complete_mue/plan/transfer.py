@@ -12,10 +12,10 @@ from complete_mue.layout.tensors import FEED_FORWARD_ROLES, Role, block_roles
 from complete_mue.plan.plan import Plan
 from complete_mue.plan.row import Factors, Multiplier, Row
 from complete_mue.plan.table import OTHER_ROLES, Betas
+from complete_mue.rules.batch_duration import transfer_beta
 from complete_mue.rules.catalog import Rules
-from complete_mue.rules.layer import COLUMNS, REASONS, LayerRule
+from complete_mue.rules.layer_table import COLUMNS, REASONS, LayerRule
 from complete_mue.rules.ratios import Ratios, symbols
-from complete_mue.rules.schedule import transfer_beta
 from complete_mue.rules.sde import sde_report
 
 

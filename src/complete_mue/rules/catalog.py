@@ -21,7 +21,7 @@ from typing import Literal
 from complete_mue.errors import TransferError, nearest
 from complete_mue.layout.numbers import real
 from complete_mue.layout.tensors import Role
-from complete_mue.rules.layer import COMPLETE_MUE, HIDDEN_ROLES, RuleTable, table, with_fixed
+from complete_mue.rules.layer_table import COMPLETE_MUE, HIDDEN_ROLES, RuleTable, table, with_fixed
 from complete_mue.rules.monomial import Monomial
 from complete_mue.rules.sparse import EXPERT_UP_LR
 

@@ -8,7 +8,7 @@ from complete_mue.layout.notation import FeedForward
 from complete_mue.layout.reference import Reference
 from complete_mue.layout.shape import Budget, ModelShape
 from complete_mue.layout.tensors import Role
-from complete_mue.rules.schedule import schedule_factor
+from complete_mue.rules.batch_duration import schedule_factor
 
 _DOWN_OF = {Role.DENSE_DOWN: "dense", Role.SHARED_DOWN: "shared", Role.EXPERT_DOWN: "expert"}
 

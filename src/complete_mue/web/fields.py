@@ -14,9 +14,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from complete_mue.errors import MueError, nearest
-from complete_mue.layout.files import BUDGET_KEYS, HYPER_KEYS, SHAPE_KEYS, read_reference, read_target
 from complete_mue.layout.reference import Reference
 from complete_mue.layout.shape import Budget, ModelShape
+from complete_mue.layout.toml_files import BUDGET_KEYS, HYPER_KEYS, SHAPE_KEYS, read_reference, read_target
 
 TABLES = {"shape": SHAPE_KEYS, "budget": BUDGET_KEYS, "hyper": HYPER_KEYS}
 FILES = {"r": ("reference.toml", ("shape", "budget", "hyper")), "t": ("target.toml", ("shape", "budget"))}

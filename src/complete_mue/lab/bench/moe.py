@@ -23,7 +23,7 @@ from torch import Tensor
 
 from complete_mue.errors import KernelError, ShapeError, nearest
 from complete_mue.lab.bench.machine import machine
-from complete_mue.lab.bench.records import DENSE, DENSE_COMPILED, FIGURES, BenchResult, BenchRow
+from complete_mue.lab.bench.moe_records import DENSE, DENSE_COMPILED, FIGURES, BenchResult, BenchRow
 from complete_mue.lab.kernels.dispatch import KERNELS, KernelInfo, kernel_module, list_kernels
 from complete_mue.lab.nn.feed_forward import FeedForward
 from complete_mue.layout import FeedForward as FeedForwardSpec

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from complete_mue.lab.data.features import FeatureData, cache_features
     from complete_mue.lab.data.images import HubImages, ImageArrays, ImageData, ImageFolder
     from complete_mue.lab.data.manifest import Manifest
+    from complete_mue.lab.data.prepare import prepare
     from complete_mue.lab.data.scenes import Scenes, Shapes
-    from complete_mue.lab.data.shards import prepare
     from complete_mue.lab.data.summary import describe
     from complete_mue.lab.data.tars import ImageTars
     from complete_mue.lab.data.text import StandardLibrary, TextData

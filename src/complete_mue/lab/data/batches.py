@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from complete_mue.lab.data.sampling import Rows
+from complete_mue.lab.data.item_order import Rows
 
 PADDING = 0  # the byte that fills captions up; no caption holds it
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from complete_mue.errors import FileError
-from complete_mue.lab.data.optional import need
+from complete_mue.lab.data.extras import need
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from complete_mue.errors import FileError, MueError, nearest
-from complete_mue.lab.data.optional import need
+from complete_mue.lab.data.extras import need
 from complete_mue.storage import sha256
 
 LARGEST_DOCUMENT = 2**28

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from complete_mue.errors import FileError, ShapeError
-from complete_mue.lab.data.optional import need
+from complete_mue.lab.data.extras import need
 
 
 def fingerprint(module: nn.Module) -> str:

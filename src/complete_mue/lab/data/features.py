@@ -23,12 +23,12 @@ from torch import Tensor, nn
 from complete_mue.errors import FileError, MueError, RunError, ShapeError
 from complete_mue.lab.data.batches import ImageBatch, Pictures
 from complete_mue.lab.data.encoders import Autoencoder, TextEncoder, fingerprint
+from complete_mue.lab.data.extras import need
+from complete_mue.lab.data.file_parts import OpenFiles
+from complete_mue.lab.data.item_order import Rows, Sampling, part
 from complete_mue.lab.data.manifest import MANIFEST, PROGRESS
-from complete_mue.lab.data.optional import need
 from complete_mue.lab.data.progress import Meter
-from complete_mue.lab.data.reading import OpenFiles
-from complete_mue.lab.data.rows import StoredRows
-from complete_mue.lab.data.sampling import Rows, Sampling, part
+from complete_mue.lab.data.safetensors_rows import StoredRows
 from complete_mue.layout.numbers import count
 from complete_mue.storage import exclusive, read_json, refuse_strangers, sha256, whole, write_json
 

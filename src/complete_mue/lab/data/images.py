@@ -22,8 +22,8 @@ from complete_mue.errors import FileError, ShapeError, nearest
 from complete_mue.lab.data.batches import ImageBatch, Pictures, caption_tokens, pixels
 from complete_mue.lab.data.decoding import LARGEST_FILE, SUFFIXES, decode, resize
 from complete_mue.lab.data.documents import HubDataset
-from complete_mue.lab.data.optional import need
-from complete_mue.lab.data.sampling import Rows, Sampling, part
+from complete_mue.lab.data.extras import need
+from complete_mue.lab.data.item_order import Rows, Sampling, part
 from complete_mue.layout.numbers import count
 from complete_mue.storage import LARGEST_JSON
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from complete_mue.errors import ShapeError
 from complete_mue.lab.data.batches import ImageBatch, Pictures, caption_tokens
 from complete_mue.lab.data.drawing import BACKGROUNDS, COLOURS, SHAPES, article, draw, palette
+from complete_mue.lab.data.item_order import Rows
 from complete_mue.lab.data.randomness import choice, uniform
-from complete_mue.lab.data.sampling import Rows
 from complete_mue.layout.numbers import count
 
 RELATIONS = ("left of", "right of", "above", "below")

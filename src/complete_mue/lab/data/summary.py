@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from complete_mue.lab.data.identity import picture_identity, text_identity
+from complete_mue.lab.data.digest import picture_identity, text_identity
 from complete_mue.lab.data.manifest import MANIFEST, Manifest
 from complete_mue.storage import read_json
 

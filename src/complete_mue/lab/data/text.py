@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from complete_mue.errors import FileError, RunError, ShapeError
-from complete_mue.lab.data.library import LARGEST, library_texts
+from complete_mue.lab.data.file_parts import OpenFiles
+from complete_mue.lab.data.item_order import Rows, Sampling
 from complete_mue.lab.data.manifest import ITEM_SIZE, Manifest
-from complete_mue.lab.data.reading import OpenFiles
-from complete_mue.lab.data.sampling import Rows, Sampling
+from complete_mue.lab.data.standard_library import LARGEST, library_texts
 from complete_mue.lab.data.tokenizers import ByteTokenizer, Tokenizer
 from complete_mue.layout.numbers import count
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from complete_mue.errors import FileError, MueError
-from complete_mue.lab.data.optional import need
+from complete_mue.lab.data.extras import need
 
 BYTES = "bytes"
 END_OF_TEXT = 256

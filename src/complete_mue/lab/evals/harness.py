@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from complete_mue.errors import RunError
-from complete_mue.lab.data.optional import need
+from complete_mue.lab.data.extras import need
 from complete_mue.lab.evals.results import Score
 from complete_mue.lab.evals.scoring import Answer, Generation, Scorer, Tick
 from complete_mue.lab.evals.tasks import EvalTask, final_answer

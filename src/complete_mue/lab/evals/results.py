@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from complete_mue.lab.evals.tasks import TASKS
-from complete_mue.lab.report.words import escaped
+from complete_mue.lab.report.labels import escaped
 from complete_mue.storage import whole, write_json
 
 HEADINGS = ("task", "shots", "metric", "score", "± se", "chance", "count", "of paper's")

@@ -11,7 +11,7 @@ from typing import Any
 from complete_mue.errors import RunError
 from complete_mue.lab.report.speedup import Speedup, speedup_curves
 from complete_mue.lab.train.config import RunConfig, read_config
-from complete_mue.lab.train.directory import read_metrics, with_loss
+from complete_mue.lab.train.run_folder import read_metrics, with_loss
 from complete_mue.storage import whole
 
 _ROWS = 9

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from complete_mue.errors import RunError, nearest
-from complete_mue.lab.evals.documents import Record, checksum, find, read_records
+from complete_mue.lab.evals.task_files import Record, checksum, find, read_records
 
 Kind = Literal["choice", "schema", "word", "arithmetic"]
 LETTERS = "ABCDE"

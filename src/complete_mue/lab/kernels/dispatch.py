@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from complete_mue.errors import KernelError, nearest
-from complete_mue.lab.kernels import grouped, reference
+from complete_mue.lab.kernels import grouped, plain_loop
 from complete_mue.lab.kernels.grouped import MOST_EXPERTS
 
 KERNELS = ("triton", "sonic", "grouped", "reference")
@@ -35,7 +35,7 @@ _SUMMARY = {
     "triton": "fused Triton kernels for NVIDIA Hopper; bfloat16",
     "sonic": "SonicMoE's kernels for NVIDIA Hopper, where it is installed; bfloat16; only when asked for",
     "grouped": grouped.SUMMARY,
-    "reference": reference.SUMMARY,
+    "reference": plain_loop.SUMMARY,
 }
 _MISSING = frozenset(name for name, package in _PACKAGE.items() if importlib.util.find_spec(package) is None)
 
@@ -103,7 +103,7 @@ def list_kernels() -> list[KernelInfo]:
 def kernel_module(name: str) -> ModuleType:
     """The module of that kernel (``routed_experts``, ``unavailable``); optional ones are imported on first use."""
     if name == "reference":
-        return reference
+        return plain_loop
     if name == "grouped":
         return grouped
     if name == "triton":

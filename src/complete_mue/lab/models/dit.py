@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from complete_mue.errors import ShapeError
-from complete_mue.lab.models.layer import Layer, LayerRunner, build_layers, head_dim, inside, multiplier
+from complete_mue.lab.models.residual_layer import Layer, LayerRunner, build_layers, head_dim, inside, multiplier
 from complete_mue.lab.nn.linear import RmsNorm, linear
 from complete_mue.lab.nn.rope import picture_rotary
 from complete_mue.lab.nn.router import DEFAULT_ROUTER, RouterConfig, Routing

@@ -13,7 +13,7 @@ from complete_mue.errors import RunError, nearest
 from complete_mue.lab.recipes.dit import dit_large, dit_proxy, dit_tiny
 from complete_mue.lab.recipes.lm import lm_large, lm_proxy, lm_tiny
 from complete_mue.lab.train.config import RunConfig, override
-from complete_mue.layout.files import read_reference
+from complete_mue.layout.toml_files import read_reference
 
 RECIPES: dict[str, Callable[..., RunConfig]] = {
     recipe.__name__: recipe for recipe in (lm_tiny, lm_proxy, lm_large, dit_tiny, dit_proxy, dit_large)

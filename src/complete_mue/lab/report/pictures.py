@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from complete_mue.lab.report.curves import Curve
+from complete_mue.lab.report.labels import label, short_count, with_unit
 from complete_mue.lab.report.roles import changes
 from complete_mue.lab.report.summary import Scan, Summary, TransferredRun
-from complete_mue.lab.report.words import label, short_count, with_unit
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 from complete_mue.lab.report.curves import Curve
 from complete_mue.lab.report.fit import parabola
+from complete_mue.lab.report.labels import label
 from complete_mue.lab.report.values import ValuePoint
 from complete_mue.lab.report.verdict import Line, judge
-from complete_mue.lab.report.words import label
 
 _WINDOW = 2.0  # octaves on either side of the best value
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from complete_mue.lab.report.curves import Curve, fit_curve
+from complete_mue.lab.report.labels import UNITS, label
 from complete_mue.lab.report.records import Outcome, Point, Sweep, Target, read_sweep
 from complete_mue.lab.report.roles import Power, is_role, judged, power_of, role_lines
 from complete_mue.lab.report.speedup import Speedup, bin_middles, speedup_curves
 from complete_mue.lab.report.values import close, scan_noise, value_points
 from complete_mue.lab.report.verdict import Line, Sized, judge, scaling_lines, scan_lines
-from complete_mue.lab.report.words import UNITS, label
 
 HYPERS = ("lr", "weight_decay", "init_std")
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from complete_mue.lab.report.curves import Curve
+from complete_mue.lab.report.labels import escaped, label, short_count, with_unit
 from complete_mue.lab.report.summary import Scan, Summary, TransferredRun
-from complete_mue.lab.report.words import escaped, label, short_count, with_unit
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable

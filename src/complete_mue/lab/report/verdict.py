@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from complete_mue.lab.report.curves import Curve
-from complete_mue.lab.report.words import label, short_count
+from complete_mue.lab.report.labels import label, short_count
 
 DRIFT_GOAL = 0.5  # octaves
 REGRET_GOAL = 0.01  # nats

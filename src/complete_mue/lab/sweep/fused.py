@@ -25,7 +25,7 @@ from complete_mue.lab.models import DiffusionTransformer, LanguageModel
 from complete_mue.lab.nn.router import Routing
 from complete_mue.lab.sweep.adamw import ReplicaAdamW, ReplicaSettings
 from complete_mue.lab.train.config import RunConfig
-from complete_mue.lab.train.recorded import Recorded
+from complete_mue.lab.train.cuda_graph import Recorded
 from complete_mue.lab.train.schedule import last_window
 from complete_mue.lab.train.task import Batch, Task, build
 from complete_mue.lab.train.trainer import pick_device

@@ -16,7 +16,7 @@ from complete_mue.errors import MueError, RunError
 from complete_mue.lab.report.records import Place
 from complete_mue.lab.sweep.hypers import HYPERS, Hyper
 from complete_mue.lab.train.config import RunConfig, TextTask
-from complete_mue.lab.train.pin import identity, pinned
+from complete_mue.lab.train.data_digest import identity, pinned
 from complete_mue.layout import Role
 from complete_mue.layout.tensors import FEED_FORWARD_ROLES, block_roles
 

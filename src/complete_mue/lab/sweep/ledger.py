@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from complete_mue.errors import FileError, MueError
-from complete_mue.lab.data.identity import identity_now
+from complete_mue.lab.data.digest import identity_now
 from complete_mue.lab.report.stored import Stored, load
 from complete_mue.storage import inner_folder, open_lock, read_json, remove_parts, write_json
 

@@ -23,7 +23,7 @@ from complete_mue.lab.sweep.grid import Scan, Sweep, Target
 from complete_mue.lab.sweep.hypers import HYPERS, Hyper
 from complete_mue.lab.train.config import RunConfig
 from complete_mue.layout import Reference
-from complete_mue.layout.files import reference_toml
+from complete_mue.layout.toml_files import reference_toml
 from complete_mue.storage import whole
 
 _WIDENED = 2  # octaves at a time

@@ -26,10 +26,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from complete_mue.errors import MueError, RunError
+from complete_mue.lab.train.checkpoint_folder import FOLDER, SIGNS, Checkpoint, Damaged, refuse_obstacle
 from complete_mue.lab.train.config import RunConfig, refuse_other_data
 from complete_mue.lab.train.parallel import ALONE, Ranks
-from complete_mue.lab.train.pieces import KINDS, Part, Pieces, written_here
-from complete_mue.lab.train.shelf import FOLDER, SIGNS, Checkpoint, Damaged, refuse_obstacle
+from complete_mue.lab.train.sharded_tensors import KINDS, Part, Pieces, written_here
 from complete_mue.storage import inner_folder, read_json, sha256
 
 __all__ = ["Checkpoint", "load_newest", "read", "save"]

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from complete_mue.errors import FileError, RunError
 from complete_mue.lab.data.tokenizers import END_OF_TEXT, JsonTokenizer, Tokenizer
-from complete_mue.lab.models.layer import Layer
 from complete_mue.lab.models.lm import LanguageModel
+from complete_mue.lab.models.residual_layer import Layer
 from complete_mue.lab.train.config import TextTask
 from complete_mue.lab.train.sample import load_run, run_tokenizer
 

@@ -14,13 +14,13 @@ import torch
 
 from complete_mue.errors import FileError, MueError, RunError
 from complete_mue.lab.train import checkpoint
+from complete_mue.lab.train.checkpoint_folder import refuse_obstacles
 from complete_mue.lab.train.config import RunConfig, differences, read_config, refuse_other_data
-from complete_mue.lab.train.directory import Metrics, read_metrics, set_aside, with_loss
+from complete_mue.lab.train.data_digest import pinned
 from complete_mue.lab.train.flops import Meter
 from complete_mue.lab.train.parallel import ALONE, Ranks
-from complete_mue.lab.train.pin import pinned
+from complete_mue.lab.train.run_folder import Metrics, read_metrics, set_aside, with_loss
 from complete_mue.lab.train.schedule import last_window
-from complete_mue.lab.train.shelf import refuse_obstacles
 from complete_mue.lab.train.trainer import Step, Trainer, pick_device
 from complete_mue.layout.numbers import count
 from complete_mue.storage import exclusive, read_json, refuse_links, write_json

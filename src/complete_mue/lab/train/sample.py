@@ -10,17 +10,17 @@ from torch import Tensor, nn
 
 from complete_mue.errors import RunError
 from complete_mue.lab.data import ByteTokenizer, FeatureData, caption_tokens
+from complete_mue.lab.data.digest import tokenizer_identity
 from complete_mue.lab.data.encoders import Autoencoder, TextEncoder, fingerprint
 from complete_mue.lab.data.features import FeatureManifest
-from complete_mue.lab.data.identity import tokenizer_identity
 from complete_mue.lab.data.manifest import Manifest
 from complete_mue.lab.data.tokenizers import Tokenizer
 from complete_mue.lab.models.dit import DiffusionTransformer
+from complete_mue.lab.models.flow_sampling import sample
 from complete_mue.lab.models.lm import LanguageModel
-from complete_mue.lab.models.sampling import sample
 from complete_mue.lab.train import checkpoint
 from complete_mue.lab.train.config import PictureTask, RunConfig, TextTask, read_config
-from complete_mue.lab.train.grid import grid, write_animation, write_png
+from complete_mue.lab.train.contact_sheet import grid, write_animation, write_png
 from complete_mue.lab.train.sources import BUILT_IN, holds_features, picture_source
 from complete_mue.lab.train.task import build
 

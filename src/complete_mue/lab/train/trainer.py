@@ -20,9 +20,9 @@ from complete_mue.apply.optim import clip_grad_norm_, param_groups
 from complete_mue.errors import RunError
 from complete_mue.lab.nn.router import Routing
 from complete_mue.lab.train.config import RunConfig
+from complete_mue.lab.train.cuda_graph import Recorded
 from complete_mue.lab.train.parallel import ALONE, Ranks, check_dealing, split_by_mesh
 from complete_mue.lab.train.precision import ExpertCopies
-from complete_mue.lab.train.recorded import Recorded
 from complete_mue.lab.train.task import Batch, build
 
 _FEW_WEIGHTS = 200_000_000  # up to here update sizes are those of all tensors, beyond of the first of each role

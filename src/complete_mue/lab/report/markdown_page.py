@@ -20,7 +20,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from complete_mue.errors import FileError
-from complete_mue.lab.report.overview import overview_lines, overview_table, tallies
+from complete_mue.lab.report.across_sweeps import overview_lines, overview_table, tallies
+from complete_mue.lab.report.labels import TASKS, code, escaped, label, short_count, with_unit
 from complete_mue.lab.report.pack import file_stem, portable
 from complete_mue.lab.report.pictures import Picture, pictures
 from complete_mue.lab.report.plots import write_png
@@ -39,7 +40,6 @@ from complete_mue.lab.report.tables import (
     verdict_cell,
 )  # fmt: skip
 from complete_mue.lab.report.verdict import DRIFT_GOAL, REGRET_GOAL
-from complete_mue.lab.report.words import TASKS, code, escaped, label, short_count, with_unit
 from complete_mue.storage import inner_folder, remove_parts, whole
 
 END = "<!-- end -->"

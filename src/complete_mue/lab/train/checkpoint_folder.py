@@ -10,7 +10,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from complete_mue.errors import MueError, RunError
-from complete_mue.lab.train.pieces import KINDS, plain_name
+from complete_mue.lab.train.sharded_tensors import KINDS, plain_name
 from complete_mue.storage import read_json, sha256
 
 FOLDER = "checkpoints"

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from complete_mue.lab.report.labels import TASKS
 from complete_mue.lab.report.page import SCRIPT, STYLE
 from complete_mue.lab.report.pictures import Picture, pictures
 from complete_mue.lab.report.summary import Summary
 from complete_mue.lab.report.svg import marker, panel_svg, style_class
 from complete_mue.lab.report.tables import Cell, Row, Table, plain, tables
 from complete_mue.lab.report.verdict import DRIFT_GOAL, REGRET_GOAL, Line
-from complete_mue.lab.report.words import TASKS
 
 FORMAT = 1
 _SIGNS = {"good": "✓", "bad": "✗", "open": "○", "note": "·"}

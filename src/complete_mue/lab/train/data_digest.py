@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from complete_mue.errors import RunError
-from complete_mue.lab.data.identity import picture_identity, text_identity
+from complete_mue.lab.data.digest import picture_identity, text_identity
 from complete_mue.lab.train.config import PictureTask, RunConfig, TextTask
 
 

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from complete_mue.lab.report.curves import Curve
+from complete_mue.lab.report.labels import TASKS, label, with_unit
 from complete_mue.lab.report.summary import Summary
 from complete_mue.lab.report.tables import Piece, Row, Table, drift_cell, plain, regret_cell
 from complete_mue.lab.report.verdict import Line, beside_line, kind_of, served_of
-from complete_mue.lab.report.words import TASKS, label, with_unit
 
 
 @dataclass(frozen=True)

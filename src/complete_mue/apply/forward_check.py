@@ -10,7 +10,7 @@ from torch import nn
 from complete_mue.apply.bind import Binding, tensors_of, unwrapped
 from complete_mue.apply.family import Family
 from complete_mue.apply.observe import Observation, any_number, rms, unseen
-from complete_mue.apply.realized import Finding
+from complete_mue.apply.optimizer_check import Finding
 from complete_mue.layout import Role
 from complete_mue.layout.tensors import VECTOR_ROLES
 from complete_mue.plan.plan import Plan

@@ -15,8 +15,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from complete_mue.lab.data.library import library_checksum
 from complete_mue.lab.data.manifest import MANIFEST, Manifest
+from complete_mue.lab.data.standard_library import library_checksum
 from complete_mue.storage import read_json
 
 _FEATURES = "complete_mue features"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from complete_mue.errors import FileError
-from complete_mue.lab.data.reading import OpenFiles
+from complete_mue.lab.data.file_parts import OpenFiles
 
 _TYPES = {
     "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "U8": torch.uint8, "I32": torch.int32,
