@@ -31,7 +31,7 @@ _LAZY = {
     "caption_tokens": "batches",
     "describe": "summary",
     "load_tokenizer": "tokenizers",
-    "prepare": "shards",
+    "prepare": "prepare",
 }
 if TYPE_CHECKING:
     from complete_mue.lab.data.batches import ImageBatch, caption_tokens
