@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 # Two single-thread workers beat one with two threads on tensors this small.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 .PHONY: quickstart test test-portable test-slow test-tools lint types format clean
 

@@ -21,7 +21,7 @@ from stock_families import STOCK, tiny_model, tiny_plan  # noqa: E402
 
 pytestmark = pytest.mark.numeric
 
-STEPS, WARMUP, MAX_NORM = 50, 10, 0.1
+STEPS, WARMUP, MAX_NORM = 20, 5, 0.1
 FAST = ["mixtral", "qwen3_moe", "qwen2_moe", "olmoe", "deepseek_v3", "glm4_moe", "gpt_oss", "granitemoe"]
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in STOCK if name not in FAST]
 # Routers compute in float32 whatever the model's dtype: that is the resolution at which two forms can agree.

@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from complete_mue.lab.data import StandardLibrary  # noqa: E402
+from complete_mue.lab.data import StandardLibrary, text  # noqa: E402
 from complete_mue.lab.data.tokenizers import ByteTokenizer  # noqa: E402
 from complete_mue.lab.evals.held_out import held_out_loss  # noqa: E402
 from complete_mue.lab.evals.scoring import Generation, Scorer  # noqa: E402
@@ -153,18 +153,19 @@ def test_progress_reaches_the_end_once() -> None:
     assert seen[-1] == (10, 10) != seen[-2]
 
 
-@pytest.mark.numeric  # once: it reads the whole text
-def test_held_out_loss_is_that_of_every_window() -> None:
-    small = ("shape.width=16", "shape.depth=1", "shape.head_dim=8", "task.sequence=4096", "budget.batch_tokens=4096")
+def test_held_out_loss_is_that_of_every_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    training, held_out = text._library()
+    monkeypatch.setattr(text, "_library", lambda: (training, held_out[:20_000]))
+    small = ("shape.width=16", "shape.depth=1", "shape.head_dim=8", "task.sequence=512", "budget.batch_tokens=512")
     config = override(recipe("lm_tiny:8e2a"), *small)
-    model = build(config).model.eval()
-    data = StandardLibrary(sequence=4096, rows=1, split="held_out")
+    model = build(config).model.double().eval()
+    data = StandardLibrary(sequence=512, rows=1, split="held_out")
+    assert data.windows > 30
     with torch.no_grad():
         tokens = data.at(np.arange(data.windows))
         want = torch.stack([next_token_loss(model(row[None, :-1]), row[None]) for row in tokens])
-    found = held_out_loss(config, Scorer(model, BYTES, 4096, batch_tokens=10_000), lambda done, total: None)
-    # In float32 a token here and there may be routed elsewhere; a mean over so many does not notice.
-    assert found.loss == pytest.approx(float(want.mean()), rel=1e-4)
-    assert found.error == pytest.approx(float(want.std()) / len(want) ** 0.5, rel=1e-2)
-    assert (found.windows, found.tokens) == (data.windows, data.windows * 4096)
+    found = held_out_loss(config, Scorer(model, BYTES, 512, batch_tokens=2_000), lambda done, total: None)
+    assert found.loss == pytest.approx(float(want.mean()), rel=1e-6)
+    assert found.error == pytest.approx(float(want.std()) / len(want) ** 0.5, rel=1e-3)
+    assert (found.windows, found.tokens) == (data.windows, data.windows * 512)
     assert found.bits_per_byte == pytest.approx(found.loss / math.log(2), rel=0.01)  # a token is a byte

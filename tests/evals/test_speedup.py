@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from complete_mue.errors import RunError
 from complete_mue.lab.evals.speedup import compare
 from complete_mue.lab.recipes import recipe
 from complete_mue.lab.train.config import override
+from in_process import mue
 
 
 def write_run(folder: Path, layout: str, speed: float, *overrides: str) -> Path:
@@ -30,14 +29,9 @@ def write_run(folder: Path, layout: str, speed: float, *overrides: str) -> Path:
     return folder
 
 
-def mue(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "complete_mue", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
 def test_a_known_ratio_is_recovered(tmp_path: Path) -> None:
     dense, moe = write_run(tmp_path / "dense", "dense", 1.0), write_run(tmp_path / "moe", "16e4a", 2.5)
-    done = mue("speedup", str(dense), str(moe), "--out", str(tmp_path / "out"))
+    done = mue("speedup", dense, moe, "--out", tmp_path / "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "out/speedup.json").read_text())
     assert found["median"] == pytest.approx(2.5, rel=0.01)

@@ -124,7 +124,10 @@ def test_the_worst_is_one_that_is_finished(sweep_folder: Write) -> None:
     assert drifted.target == "8e2a"
 
 
-def test_words_of_ones_own_stay_and_the_rest_is_replaced(runs: Path, tmp_path: Path) -> None:
+def test_words_of_ones_own_stay_and_the_rest_is_replaced(sweep_folder: Write, tmp_path: Path) -> None:
+    runs, few = tmp_path / "runs", {"drifts": {"8e2a": 0.1}, "seeds": 1}
+    sweep_folder("runs/a", title="Activated experts", **few)
+    sweep_folder("runs/b", name="width", title="Width", prefix="width-", **few)
     page = tmp_path / "docs" / "transfer.md"
     write_page(runs, "--page", page)
     first = page.read_text()

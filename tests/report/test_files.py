@@ -21,6 +21,7 @@ from complete_mue.lab.report.html_page import report_html
 from complete_mue.lab.report.pictures import Axis, pictures
 from complete_mue.lab.report.tables import csv_text, markdown, plain, tables
 from complete_mue.lab.report.write import report_markdown
+from in_process import mue
 
 Write = Callable[..., Path]
 
@@ -51,18 +52,7 @@ def test_the_command_writes_a_report(parent: Path) -> None:
 
 def test_json_on_stdout_is_the_file(parent: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    command = [
-        sys.executable,
-        "-m",
-        "complete_mue",
-        "report",
-        str(parent / "a"),
-        str(parent / "b"),
-        "--json",
-        "--out",
-        str(out),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = mue("report", parent / "b", parent / "c", "--json", "--out", out, cwd=tmp_path)
     assert json.loads(done.stdout) == json.loads((out / "report.json").read_text())
     assert "wrote" in done.stderr
 
@@ -76,8 +66,7 @@ def test_json_on_stdout_is_the_file(parent: Path, tmp_path: Path) -> None:
     ],
 )
 def test_errors_are_one_line(parent: Path, arguments: list[str], says: str) -> None:
-    command = [sys.executable, "-m", "complete_mue", "report", *(str(parent / name) for name in arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = mue("report", *(parent / name for name in arguments), cwd=parent)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert says in done.stderr

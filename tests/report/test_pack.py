@@ -26,10 +26,10 @@ def mue_report(*arguments: object) -> str:
 
 def test_a_packed_sweep_gives_the_same_report(sweep_folder: Write, tmp_path: Path) -> None:
     folder = sweep_folder(
-        hypers=("lr", "weight_decay"),
+        drifts=TWO,
         other_drifts={"sp": {"8e2a": 1.0}},
         diverged=lambda t, r, v: t == "8e2a" and v > 0.06,
-        missing=lambda t, r, v: t == "64e16a" and v < 0.002,
+        missing=lambda t, r, v: t == "16e4a" and v < 0.002,
     )
     (path,) = pack_sweeps([folder], tmp_path / "kept")
     assert path == tmp_path / "kept" / "lm-synthetic.jsonl"

@@ -24,6 +24,7 @@ from complete_mue.lab.sweep.executor import Executor, Here, Job, Processes
 from complete_mue.lab.sweep.grid import Scan, Sweep, Target
 from complete_mue.lab.sweep.ledger import Ledger
 from complete_mue.lab.sweep.run import run
+from in_process import mue as mue_here
 from small_sweeps import TINY, base, losses, sweep_of
 
 
@@ -38,11 +39,9 @@ def go(sweep: Sweep, folder: Path, executor: Executor, **options: object) -> obj
     return run(sweep, folder, executor, replicas=lambda point: 2, **options)  # type: ignore[arg-type]
 
 
-def test_executors_agree_and_nothing_runs_twice(tmp_path: Path) -> None:
+def test_nothing_runs_twice(tmp_path: Path) -> None:
     sweep = sweep_of()
     here = go(sweep, tmp_path / "here", Here())
-    go(sweep, tmp_path / "processes", Processes(2))
-    assert losses(tmp_path / "here") == losses(tmp_path / "processes")
     assert (here.done, here.total, here.failed) == (6, 6, 0)  # type: ignore[attr-defined]
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "here" / "ledger").iterdir()}
     go(sweep, tmp_path / "here", Here())
@@ -98,15 +97,15 @@ def test_one_bad_point_fails_alone_and_can_be_retried(tmp_path: Path) -> None:
     sweep = Sweep(
         "test", "T", "a", "tiny", (Target("dense", None, base()), Target("bad", 1, bad)), (Scan("lr", (1e-3, 2e-3)),)
     )
-    status = go(sweep, tmp_path, Processes(2))
+    status = go(sweep, tmp_path, Processes(1))
     assert (status.done, status.failed) == (4, 2)  # type: ignore[attr-defined]
     records = Ledger(tmp_path).records()
     assert sorted(record["status"] for record in records) == ["failed", "failed", "finished", "finished"]
     assert all("missing-folder" in record["error"] for record in records if record["status"] == "failed")
     assert summarize(tmp_path).progress.failed == 2
-    again = go(sweep, tmp_path, Processes(1))
+    again = go(sweep, tmp_path, Here())
     assert again.failed == 0  # type: ignore[attr-defined]  # not tried
-    assert go(sweep, tmp_path, Processes(1), retry_failed=True).failed == 2  # type: ignore[attr-defined]
+    assert go(sweep, tmp_path, Here(), retry_failed=True).failed == 2  # type: ignore[attr-defined]
 
 
 def test_a_diverging_point_is_recorded_and_leaves_the_sweep_alone(tmp_path: Path) -> None:
@@ -120,6 +119,7 @@ def test_a_diverging_point_is_recorded_and_leaves_the_sweep_alone(tmp_path: Path
 
 
 def test_a_killed_worker_costs_its_unfinished_work_alone(tmp_path: Path) -> None:
+    """And what processes find is what one finds."""
     executor, kills = Processes(2), []
 
     def kill_two(status: object) -> None:
@@ -172,14 +172,14 @@ def mue_command(*arguments: object, **environment: str) -> list[str]:
 
 def test_the_second_start_of_20_points_does_nothing_without_loading_torch(tmp_path: Path) -> None:
     grid = write_grid(tmp_path / "grid.toml", 5, 2, "budget.steps=2")
-    command = mue_command("sweep", grid, "--out", tmp_path / "out", "-k", 5)
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    words = ("sweep", grid, "--out", tmp_path / "out", "-k", 5, "--executor", "here")
+    assert mue_here(*words, cwd=tmp_path).returncode == 0
     assert len(Ledger(tmp_path / "out").done()) == 20
     trap = tmp_path / "trap" / "torch"
     trap.mkdir(parents=True)
     (trap / "__init__.py").write_text("raise RuntimeError('torch was loaded')")
     second = subprocess.run(
-        command,
+        mue_command(*words),
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(trap.parent), os.environ.get("PYTHONPATH", "")])},
         capture_output=True,
         text=True,

@@ -20,6 +20,7 @@ torch = pytest.importorskip("torch")
 
 from complete_mue.errors import RunError  # noqa: E402
 from complete_mue.lab.train import checkpoint  # noqa: E402
+from complete_mue.lab.train.__main__ import main as train_command  # noqa: E402
 from complete_mue.lab.train.config import RunConfig, override, read_config  # noqa: E402
 from complete_mue.lab.train.loop import train  # noqa: E402
 from complete_mue.lab.train.parallel import check_dealing  # noqa: E402
@@ -199,13 +200,13 @@ def test_a_divergence_is_not_repeated(tmp_path: Path, resume: tuple[str, ...]) -
     assert json.loads((tmp_path / "result.json").read_text())["status"] == "diverged"
 
 
-def test_memory_per_rank_without_training() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "complete_mue.lab.train", "lm_tiny:8e2a", "expert_parallel=4", "--dry-run"],
-        env={**os.environ, "RANK": "0", "WORLD_SIZE": "8"}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert "memory per rank" in done.stdout
-    assert "on 8 ranks, experts over 4" in done.stdout
+def test_memory_per_rank_without_training(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert train_command(["lm_tiny:8e2a", "expert_parallel=4", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "memory per rank" in out
+    assert "on 8 ranks, experts over 4" in out
 
 
 # -- the path of many GPUs, on one ---------------------------------------------------------------------------------
@@ -287,14 +288,20 @@ def test_one_process_refuses_experts_over_many(tmp_path: Path) -> None:
     assert config.fingerprint == config_of("sparse").fingerprint
 
 
-@pytest.mark.parametrize("rank", [{}, {"RANK": "0"}])
-def test_leaving_keeps_the_status_the_last_words_and_what_is_due_at_exit(rank: dict[str, str]) -> None:
-    code = (
-        "import atexit; from complete_mue.lab.train.parallel import leave; "
-        "atexit.register(print, 'due'); print('said'); leave(3)"
-    )
+def test_leaving_keeps_the_status_the_last_words_and_what_is_due_at_exit() -> None:
+    """Alone and as a rank: two forks of one process, since what costs is the import."""
+    code = """
+import atexit, os, sys
+from complete_mue.lab.train.parallel import leave
+for rank in ({}, {"RANK": "0"}):
+    if child := os.fork():
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    else:
+        os.environ.update(rank)
+        atexit.register(print, "due")
+        print("said")
+        leave(3)
+"""
     environment = {name: value for name, value in os.environ.items() if name != "RANK"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment | rank, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout) == (3, "said\ndue\n"), done.stderr
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["said", "due", "3"] * 2, done.stderr
