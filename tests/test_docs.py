@@ -37,10 +37,9 @@ def test_python_snippets_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", WITH_SNIPPETS, ids=lambda page: page.name)
-def test_python_snippets_run_alone(page: Path) -> None:
+def test_python_snippets_of_the_readme_run_alone() -> None:
     """Nothing that another import brought in helps them, and nothing warns from the first line on."""
-    for snippet in fenced(page, "python"):
+    for snippet in fenced(ROOT / "README.md", "python"):
         subprocess.run([sys.executable, "-W", "error", "-c", snippet], check=True, cwd=ROOT, capture_output=True)
 
 

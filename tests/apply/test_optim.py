@@ -201,6 +201,7 @@ BREAK: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.numeric  # once: they draw nothing
 @pytest.mark.parametrize(("maker", "breaks"), [(m, False) for m in MULTIPLY] + [(m, True) for m in BREAK])
 @pytest.mark.parametrize("steps_taken", [0, 7])
 def test_schedulers(groups: list[dict[str, Any]], maker: str, breaks: bool, steps_taken: int) -> None:

@@ -153,6 +153,7 @@ def test_progress_reaches_the_end_once() -> None:
     assert seen[-1] == (10, 10) != seen[-2]
 
 
+@pytest.mark.numeric  # once: in float64 no draw comes near a tie
 def test_held_out_loss_is_that_of_every_window(monkeypatch: pytest.MonkeyPatch) -> None:
     training, held_out = text._library()
     monkeypatch.setattr(text, "_library", lambda: (training, held_out[:20_000]))

@@ -34,6 +34,7 @@ def batch(size: tuple[int, ...], rows: int = 3) -> tuple[torch.Tensor, torch.Ten
     )
 
 
+@pytest.mark.numeric  # once: in float64 no draw comes near a tie
 @pytest.mark.parametrize("kind", PICTURES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_folded_and_multiplier_forms_train_alike(layout: str, kind: str) -> None:

@@ -53,6 +53,7 @@ def train(model: torch.nn.Module, plan: mue.Plan, steps: int, clip: float) -> li
     return losses
 
 
+@pytest.mark.numeric  # once: in float64 no draw comes near a tie
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_folded_and_multiplier_forms_are_one_trajectory(layout: str) -> None:
     """12 AdamW steps in float64 with warmup, weight decay, clipping and a large eps."""

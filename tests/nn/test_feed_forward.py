@@ -173,6 +173,7 @@ def test_shared_branches_of_any_width_are_one_swiglu() -> None:
     torch.testing.assert_close(layer(x), first + second)
 
 
+@pytest.mark.numeric  # once: in float64 no draw comes near a tie
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradcheck(layout: str) -> None:
     spec = LAYOUTS[layout]

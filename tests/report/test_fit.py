@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from complete_mue.errors import RunError
 from complete_mue.lab.report.fit import loss_at, optimum_of
 
-pytestmark = pytest.mark.numeric
-
 GRID = [2.0**k for k in range(-12, -4)]
 
 

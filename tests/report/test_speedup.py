@@ -10,8 +10,6 @@ import pytest
 from complete_mue.errors import RunError
 from complete_mue.lab.report.speedup import bin_middles, speedup_curves
 
-pytestmark = pytest.mark.numeric
-
 
 def run(speed: float, steps: int = 4000, noise: float = 0.02, seed: int = 0) -> tuple[list[float], list[float]]:
     state = random.Random(seed)

@@ -76,7 +76,7 @@ def test_what_can_be_fused() -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("scale", [pytest.param(s, marks=pytest.mark.slow) if s == "small" else s for s in SCALES])
 def test_every_figure_at_every_scale_is_a_sweep_that_the_report_reads(tmp_path: Path, task: str, scale: str) -> None:
     base = base_config(task, scale)
     for name in FIGURES:

@@ -14,8 +14,6 @@ from complete_mue.lab.train.config import RunConfig, override  # noqa: E402
 from complete_mue.lab.train.loop import train  # noqa: E402
 from complete_mue.lab.train.task import build  # noqa: E402
 
-pytestmark = pytest.mark.numeric
-
 
 def unigram_entropy(config: RunConfig) -> float:
     """Loss of the best predictor that knows no context, in nats: bytes by their frequency."""
