@@ -160,8 +160,8 @@ def test_a_run_goes_on_with_its_own_config(tmp_path: Path) -> None:
     assert started.returncode == 0, started.stderr
     again = run("train", "--resume", "--out", "run", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
-    assert "finished after 2 steps" in again.stdout
+    assert "2 steps" in again.stdout
     other = run("train", "lm_tiny", "--out", "run", "--resume", cwd=tmp_path)
     assert other.returncode == 2
-    assert "betas = transfer, not hold" in other.stderr
+    assert "betas = transfer" in other.stderr
     assert "lm_tiny" in run("train", cwd=tmp_path).stderr

@@ -152,7 +152,7 @@ def test_a_model_that_declares_itself() -> None:
     assert [b.name for b in bind(compiled(model), plan)] == [b.name for b in ours]
     model.extra = torch.nn.Parameter(torch.zeros(1))
     model.tensors = lambda: [*MINE.bind_names(n for n, _ in model.named_parameters() if n != "extra")] * 2
-    with pytest.raises(BindError, match=r"declared twice \['wte.weight'.*undeclared \['extra'\]"):
+    with pytest.raises(BindError, match=r"twice \['wte\.weight'.*\['extra'\]"):
         bind(model, plan)
     model.tensors = lambda: [TensorSpec("gone", Role.BIAS, ("width",), None)]
     with pytest.raises(BindError, match=r"absent \['gone'\]"):
@@ -287,7 +287,7 @@ def test_lines_that_cannot_be_read() -> None:
         define("x", "a.weight | dense_up | <hidden> <width>")
     with pytest.raises(TransferError, match=r"role 'expert_dwn'.*'expert_down'"):
         define("x", "a.weight | expert_dwn | width <hidden>")
-    with pytest.raises(BindError, match=r"fourth column 'resid' \(did you mean 'residual'\?\)"):
+    with pytest.raises(BindError, match=r"'resid' .*'residual'"):
         define("x", "a.weight | norm | width | resid")
     with pytest.raises(BindError, match=r"native .*'expert_dwn'.*'expert_down'"):
         define("x", "a.weight | norm | width", native={"expert_dwn": "c"})
@@ -298,12 +298,12 @@ def test_lines_that_cannot_be_read() -> None:
 def test_active_experts_are_seen_or_must_be_known() -> None:
     for family in (mue.Family.define("mine", TABLE), mue.Family.define("mine", TABLE, active="top_k")):
         assert mue.describe(Mine(), family).main.active == 2
-        with pytest.raises(BindError, match="give the number of activated experts"):
+        with pytest.raises(BindError, match="activated experts"):
             mue.describe(Mine().to("meta"), family)
     model = Mine()
     model.config = SimpleNamespace(top_k=[3, 3])
     family = mue.Family.define("mine", TABLE, active="top_k")
-    with pytest.raises(BindError, match=r"config.top_k = 3, but the model's router takes 2 experts"):
+    with pytest.raises(BindError, match=r"config\.top_k = 3\b.* 2 experts"):
         mue.describe(model, family)
     assert mue.describe(model.to("meta"), family).main.active == 3
 
@@ -321,7 +321,7 @@ def test_routing_weights_of_ones_own_model_are_seen() -> None:
     bad.blocks[1] = Unnormalized(24, 4, 20)
     plan = plan_for(good)
     mue.param_groups(good, plan, family=MINE)
-    with pytest.raises(BindError, match=r"'mine' says normalized=True, but the routing weights differ"):
+    with pytest.raises(BindError, match=r"'mine' .*normalized=True"):
         mue.param_groups(bad, plan, family=MINE)
 
 
@@ -330,7 +330,7 @@ def test_native_factors_come_from_the_config() -> None:
     plan = plan_for(model)
     family = changed("|", "|", native={"expert_down": "scale", "blocks.*.proj.weight": "1/slow", "readout": "absent"})
     model.config = SimpleNamespace(scale=2.5, slow=4.0)
-    with pytest.raises(BindError, match=r"multiplies its product by 1, but config.slow says 0.25"):
+    with pytest.raises(BindError, match=r" 1, .*config\.slow .*0\.25"):
         bind(model, plan, family)
     for block in model.blocks:
         block.pace = 4.0
@@ -346,7 +346,7 @@ def test_native_factors_come_from_the_config() -> None:
 def test_layers_are_numbered_from_zero() -> None:
     model = torch.nn.Module()
     model.layers = torch.nn.ModuleDict({"1": torch.nn.Linear(4, 4, bias=False)})
-    with pytest.raises(BindError, match=r"layers are numbered \[1\]"):
+    with pytest.raises(BindError, match=r"layers .*\[1\]"):
         mue.describe(model, mue.Family.define("m", "layers.*.weight | dense_down | width <hidden>"))
 
 
@@ -390,7 +390,7 @@ def test_unnormalized_own_routing() -> None:
     for said in (False, "norm_topk"):  # what is seen counts
         assert bind(model, plan, changed("|", "|", normalized=said))
     model.blocks = torch.nn.ModuleList(Unnormalized(24, 4, 20) for _ in range(2))
-    with pytest.raises(BindError, match=r"do not sum to one .*so the route scale has no fixed meaning; call mue.norm"):
+    with pytest.raises(BindError, match=r"route scale .*mue\.norm"):
         bind(model, plan, changed("|", "|", normalized=False))
     with pytest.raises(BindError, match=r"config.norm_topk = True"):
         bind(model, plan, changed("|", "|", normalized="norm_topk"))

@@ -110,7 +110,7 @@ def test_transposed_experts_keep_their_axes() -> None:
 
 @pytest.mark.parametrize("name", ["dots1", "hunyuan_v1_moe"])
 def test_a_config_with_gaps_is_our_error(name: str) -> None:
-    with pytest.raises(BindError, match="give every size that the model needs"):
+    with pytest.raises(BindError, match="every size"):
         mue.describe(transformers.AutoConfig.for_model(name))
 
 
@@ -251,5 +251,5 @@ def test_state_space_layers_are_refused_and_attention_is_not() -> None:
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(tiny_config("granitemoehybrid", layer_types=["mamba", "attention"]))
-    with pytest.raises(BindError, match=r"cannot be served with 'model.layers.0.mamba.*: its state-space layers"):
+    with pytest.raises(BindError, match=r"'model\.layers\.0\.mamba.*state-space"):
         mue.describe(model)

@@ -76,7 +76,7 @@ def test_without_a_forward_the_modules_own_fields_count() -> None:
     assert (seen.how, seen.routing[1].active, seen.routing[1].normalized) == ("fields", 2, True)
     for layer in model.model.layers[1:]:
         layer.mlp.gate.top_k = 3
-    with pytest.raises(BindError, match=r"config.num_experts_per_tok = 2, but the model's router takes 3"):
+    with pytest.raises(BindError, match=r"config\.num_experts_per_tok = 2\b.* 3\b"):
         mue.describe(model)
 
 
@@ -99,7 +99,7 @@ def test_1_k_that_differs_from_layer_to_layer() -> None:
 
 def test_2_a_router_that_takes_two_whatever_the_config_says() -> None:
     for model in (tiny_model("phimoe", num_experts_per_tok=4), on_meta("phimoe", num_experts_per_tok=4)):
-        with pytest.raises(BindError, match=r"config.num_experts_per_tok = 4, but .* takes 2 experts"):
+        with pytest.raises(BindError, match=r"config\.num_experts_per_tok = 4\b.* 2 experts"):
             mue.describe(model)
 
 
@@ -168,29 +168,29 @@ def test_5_attention_logits_are_scaled_by_the_root_of_the_head_size(name: str, h
 def test_6_define_is_not_trusted() -> None:
     table = FAMILIES["qwen3_moe"]
     model = tiny_model("qwen3_moe")
-    with pytest.raises(BindError, match=r"active = 4, but the model's router takes 2"):
+    with pytest.raises(BindError, match=r"active = 4\b.* 2\b"):
         mue.describe(model, dataclasses.replace(table, active=4))
     loose = tiny_model("qwen3_moe", normalized=False)
     plan = tiny_plan(model)
-    with pytest.raises(BindError, match=r"says normalized=True, but the routing weights sum to"):
+    with pytest.raises(BindError, match=r"normalized=True, .* sum to"):
         mue.param_groups(loose, plan, family=dataclasses.replace(table, normalized=True))
     # what another family's table does not know: the model's own multipliers
     granite = transformers.AutoModelForCausalLM.from_config(
         transformers.GraniteConfig(**{**_dense(), "logits_scaling": 1.4, "residual_multiplier": 1.0,
                                       "embedding_multiplier": 1.0, "attention_multiplier": 12**-0.5})
     )  # fmt: skip
-    with pytest.raises(BindError, match=r"'lm_head.weight': .* by 0.714286, but family 'llama' says 1"):
+    with pytest.raises(BindError, match=r"'lm_head\.weight': .*0\.714286, .*'llama' .*1"):
         mue.describe(granite, FAMILIES["llama"])
     cohere = transformers.AutoModelForCausalLM.from_config(transformers.CohereConfig(**_dense(), logit_scale=0.25))
     no_norm = FAMILY("cohere", _llama_table(without="post_attention"), native={})
-    with pytest.raises(BindError, match=r"'lm_head.weight': .* by 0.25, but family 'cohere' says 1"):
+    with pytest.raises(BindError, match=r"'lm_head\.weight': .*0\.25, .*'cohere' .*1"):
         mue.describe(cohere, no_norm)
 
 
 def test_6_norms_that_multiply_by_one_plus_w() -> None:
     gemma = transformers.AutoModelForCausalLM.from_config(transformers.GemmaConfig(**_dense()))
     native: dict[str, str | float] = {"embedding": "hidden_size**0.5"}
-    with pytest.raises(BindError, match=r"the norm multiplies by 1 \+ w, but family 'mine' says w"):
+    with pytest.raises(BindError, match=r"norm .*1 \+ w, .*'mine' .*w"):
         mue.describe(gemma, FAMILY("mine", _llama_table(), native=native))
     centred = FAMILY("mine", _llama_table(norm="| | 1+w"), native=native)
     plan = mue.transfer(tiny_reference(), mue.describe(gemma, centred), mue.Budget(batch_tokens=64, steps=50))
@@ -198,7 +198,7 @@ def test_6_norms_that_multiply_by_one_plus_w() -> None:
     assert gemma.model.norm.weight.abs().max() == 0
     assert set(probe(gemma, centred).gains.values()) == {1.0}
     llama = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**_dense()))
-    with pytest.raises(BindError, match=r"the norm multiplies by w, but family 'mine' says 1 \+ w"):
+    with pytest.raises(BindError, match=r"norm .*w, .*'mine' .*1 \+ w"):
         mue.describe(llama, FAMILY("mine", _llama_table(norm="| | 1+w")))
 
 

@@ -173,4 +173,4 @@ def test_bad_arguments(given: list[str], capsys: pytest.CaptureFixture[str]) -> 
     with pytest.raises(SystemExit) as ended:
         SOAK.main(given)
     assert ended.value.code == 2
-    assert "--only takes run, ranks, moves, data, sweep, drivers" in capsys.readouterr().err
+    assert "run, ranks, moves, data, sweep, drivers" in capsys.readouterr().err

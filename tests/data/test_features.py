@@ -99,7 +99,7 @@ def test_a_stopped_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.undo()
     with pytest.raises(FileError, match="did not finish"):
         FeatureData(tmp_path / "out", rows=1)
-    with pytest.raises(FileError, match="begun with another store"):
+    with pytest.raises(FileError, match="another store"):
         cached(tmp_path / "out", store="float32")
     stamps = [path.stat().st_mtime_ns for path in written]
     cached(tmp_path / "out")
@@ -112,11 +112,11 @@ def test_a_stopped_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_finished_cache_is_for_what_made_it(tmp_path: Path) -> None:
     first = cached(tmp_path / "out")
     assert cached(tmp_path / "out") == first
-    with pytest.raises(FileError, match="begun with another items"):
+    with pytest.raises(FileError, match="another items"):
         cached(tmp_path / "out", items=51)
     other = Halving()
     nn.init.constant_(other.weight, 2.0)
-    with pytest.raises(FileError, match="begun with another autoencoder"):
+    with pytest.raises(FileError, match="another autoencoder"):
         cache_features(Scenes(size=16), tmp_path / "out", autoencoder=other, items=50, shard_items=16, progress=False)
 
 
@@ -147,7 +147,7 @@ def test_damage_and_mistakes_are_named(tmp_path: Path) -> None:
         with pytest.raises(FileError, match=r"manifest\.json: not "):
             FeatureData(tmp_path / "out", rows=1)
     manifest.write_text(json.dumps(good | {"image_shape": [3, 9, 9]}))
-    with pytest.raises(FileError, match="not what the manifest says"):
+    with pytest.raises(FileError, match="manifest"):
         FeatureData(tmp_path / "out", rows=1).batch(0)
     with pytest.raises(ShapeError, match="endless source"):
         cache_features(Scenes(), tmp_path / "other", progress=False)
@@ -178,7 +178,7 @@ def test_a_real_autoencoder(tmp_path: Path) -> None:
     with torch.no_grad():
         direct = made.eval().encode(Scenes(size=16).at(data.indices(0)).images).latent_dist.mode() * 0.5
     assert torch.allclose(data.batch(0).images, direct, atol=1e-5)
-    with pytest.raises(FileError, match=r"cannot be loaded .*config\.json and \.safetensors weights"):
+    with pytest.raises(FileError, match=r"config\.json .*\.safetensors"):
         Autoencoder.load(tmp_path / "out")
     coder = Autoencoder.load(tmp_path / "vae")
     assert coder.decode(data.batch(0).images).shape == (6, 3, 16, 16)
@@ -213,9 +213,9 @@ def test_a_real_text_encoder(tmp_path: Path, bpe: Path) -> None:
         assert torch.allclose(text[:length], direct, atol=1e-5)
         assert text[length:].isnan().all()
     assert batch.text[:, -1].isnan().any()
-    with pytest.raises(FileError, match=r"cannot be loaded .*config\.json and \.safetensors weights"):
+    with pytest.raises(FileError, match=r"config\.json .*\.safetensors"):
         TextEncoder.load(tmp_path / "out")
-    with pytest.raises(ShapeError, match="captions are stored as features"):
+    with pytest.raises(ShapeError, match="captions"):
         data.captions(np.arange(1))
 
 
@@ -248,9 +248,9 @@ def test_nan_in_the_data_is_named(tmp_path: Path) -> None:
     tensors = load_file(shard)
     tensors["images"][3, 0, 0, 0] = torch.nan
     save_file(tensors, shard)
-    with pytest.raises(FileError, match=r"features-00001\.safetensors: images of item 3 hold NaN"):
+    with pytest.raises(FileError, match=r"features-00001\.safetensors: .*item 3 .*NaN"):
         FeatureData(tmp_path / "out", rows=50).batch(0)
     tensors["images"][3, 0, 0, 0] = torch.inf
     save_file(tensors, shard)
-    with pytest.raises(FileError, match="item 3 hold NaN or infinity"):
+    with pytest.raises(FileError, match=r"item 3 .*NaN"):
         FeatureData(tmp_path / "out", rows=50).batch(0)

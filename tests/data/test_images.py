@@ -182,7 +182,7 @@ def test_clips_from_animations_and_arrays(tmp_path: Path) -> None:
     (tmp_path / "v.json").write_text('["a clip"]')
     clips = ImageArrays(tmp_path / "v.npz")
     assert ImageData(clips, size=8, rows=1, frames=5).batch(0).images.shape == (1, 3, 5, 8, 8)
-    with pytest.raises(ShapeError, match="frames are for clips"):
+    with pytest.raises(ShapeError, match="frames"):
         ImageData(clips, size=8, rows=1).batch(0)
 
 
@@ -227,7 +227,7 @@ def test_broken_tars_are_named(tmp_path: Path) -> None:
         ImageTars(tmp_path / "d.tar")
     with pytest.raises(FileError, match=r"e\.tar: No such file"):
         ImageTars(tmp_path / "e.tar")
-    with pytest.raises(FileError, match="no pictures in it"):
+    with pytest.raises(FileError, match="no pictures"):
         ImageTars(tar(tmp_path / "f.tar", {"a.txt": b"one"}))
     data = ImageData(ImageTars(good), size=8, rows=1)
     good.write_bytes(good.read_bytes()[:700])
@@ -296,7 +296,7 @@ def test_broken_arrays_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileError, match=r"'images'.* pictures\.npy"):
         ImageArrays(tmp_path / "a.npz")
     (tmp_path / "a.npz").write_bytes(b"PK broken")
-    with pytest.raises(FileError, match=r"not an \.npz of images"):
+    with pytest.raises(FileError, match=r"\.npz of images"):
         ImageArrays(tmp_path / "a.npz")
 
 

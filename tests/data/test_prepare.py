@@ -180,7 +180,7 @@ def test_which_token_ends_a_text_can_be_said(tmp_path: Path, bpe: Path) -> None:
     for token in ("<|padding|>", "<|endoftext|>"):
         del endless["model"]["vocab"][token]
     (tmp_path / "endless.json").write_text(json.dumps(endless))
-    with pytest.raises(FileError, match="none of the usual end-of-text tokens"):
+    with pytest.raises(FileError, match="end-of-text"):
         JsonTokenizer(tmp_path / "endless.json")
 
 
@@ -375,7 +375,7 @@ def test_a_finished_folder_is_left_alone_and_another_one_refused(tmp_path: Path,
     with pytest.raises(FileError, match=r"shard_tokens \(16777216, now 5\)"):
         quiet(tmp_path / "renamed.txt", out, shard_tokens=5)
     source.write_text("other text")
-    with pytest.raises(FileError, match="begun with another source"):
+    with pytest.raises(FileError, match="another source"):
         quiet(source, out)
 
 
@@ -383,7 +383,7 @@ def test_a_changed_source_is_noticed_when_going_on(tmp_path: Path, two_sources: 
     sources = two_sources(100)
     _stop_after(sources, tmp_path / "out", 2, {"separator": SEPARATOR, "shard_tokens": 500})
     sources[1].write_text(sources[1].read_text().replace("cat", "cow"))
-    with pytest.raises(FileError, match="begun with another source"):
+    with pytest.raises(FileError, match="another source"):
         quiet(sources, tmp_path / "out", separator=SEPARATOR, shard_tokens=500)
     # Where no shard is finished nothing would be lost, so that a first attempt with a mistake does no harm.
     (tmp_path / "bad.jsonl").write_text('{"txt": "a"}')

@@ -124,7 +124,7 @@ def test_damage_is_named(folder: Path) -> None:
 def test_mistakes_are_named(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(FileError, match=r"'test'.* train, held_out"):
         TextData(folder, sequence=8, rows=1, split="test")
-    with pytest.raises(RunError, match="fewer than one window"):
+    with pytest.raises(RunError, match="one window"):
         TextData(folder, sequence=10**6, rows=1)
     with pytest.raises(RunError, match="1000000 rows"):
         TextData(folder, sequence=8, rows=10**6)
@@ -139,7 +139,7 @@ def test_a_tokenizer_that_changed_is_named(tmp_path: Path, bpe: Path) -> None:
     prepare(tmp_path / "a.txt", tmp_path / "out", tokenizer=bpe, workers=1, progress=False)
     copied = tmp_path / "out" / "tokenizer.json"
     copied.write_text(copied.read_text() + "\n")
-    with pytest.raises(FileError, match="not the one that made the data"):
+    with pytest.raises(FileError, match="made the data"):
         _ = TextData(tmp_path / "out", sequence=1, rows=1).tokenizer
 
 
@@ -208,7 +208,7 @@ def test_the_standard_library_is_text_at_hand() -> None:
     assert "def " in text
     held = StandardLibrary(sequence=128, rows=8, split="held_out")
     assert 0.005 < held.tokens / data.tokens < 0.2
-    with pytest.raises(MueError, match="give train or held_out"):
+    with pytest.raises(MueError, match="train or held_out"):
         StandardLibrary(sequence=8, rows=1, split="test")
 
 

@@ -161,7 +161,7 @@ def test_answers_to_other_questions_are_refused(sets: Path, tmp_path: Path) -> N
     (other / "copa.jsonl").write_text("".join(json.dumps(record | {"query": f"{n}"}) + "\n" for n in range(5)))
     with pytest.raises(MueError, match="to other questions"):
         evaluate_answers(tmp_path / "a.xz", other, tmp_path / "changed", ["copa"], lambda text: None)
-    with pytest.raises(MueError, match="no answers for piqa"):
+    with pytest.raises(MueError, match="piqa"):
         evaluate_answers(tmp_path / "a.xz", sets, tmp_path / "more", ["piqa"], lambda text: None)
 
 

@@ -80,7 +80,7 @@ def test_answers_are_the_scorers_and_are_kept(tmp_path: Path) -> None:
 
 def test_strange_files_are_named(tmp_path: Path) -> None:
     path = tmp_path / "q.xz"
-    with pytest.raises(FileError, match="give a file of requests"):
+    with pytest.raises(FileError, match="requests"):
         read_requests(path)
     path.write_bytes(b"nothing")
     with pytest.raises(FileError, match="no file of requests"):

@@ -236,7 +236,7 @@ def test_a_forced_kernel_that_cannot_run_says_why(kernel: str, shape: dict[str, 
 
 
 def test_a_misspelt_kernel_names_the_nearest() -> None:
-    with pytest.raises(KernelError, match="did you mean 'grouped'"):
+    with pytest.raises(KernelError, match="'grouped'"):
         routed_experts(*inputs(), kernel="gruped")
 
 

@@ -122,9 +122,9 @@ def test_bad_files_name_the_line(tmp_path: Path, old: str, new: str, line: int, 
 
 
 def test_numbers_too_long_to_print(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match="more than 64 bits"):
+    with pytest.raises(FileError, match="64 bits"):
         mue.read_reference(write(tmp_path, GOOD.replace("width = 128", f"width = 0x{'f' * 8000}")))
-    with pytest.raises(mue.MueError, match="more than 64 bits"):
+    with pytest.raises(mue.MueError, match="64 bits"):
         mue.FeedForward.dense(1 << 20_000)
     huge = GOOD.replace("width = 128", "width = 1000000000000000").replace("expansion = 1.0\n", "")
     assert mue.read_reference(write(tmp_path, huge)).shape.active_width == 10**15
@@ -154,7 +154,7 @@ def test_unreadable_files(tmp_path: Path) -> None:
         mue.read_target(write(tmp_path, '[shape]\nwidth = 1\ndepth = 1\nfeed_forward = "dense"\n'))
     with pytest.raises(FileError, match=r"write a table \[shape\]"):
         mue.read_target(write(tmp_path, "shape = 3\n"))
-    with pytest.raises(FileError, match="did you mean 'embedding'"):
+    with pytest.raises(FileError, match="'embedding'"):
         mue.read_reference(write(tmp_path, GOOD + "\n[tuned.embeding]\nlr = 4e-3\n"))
-    with pytest.raises(FileError, match="did you mean 'lr'"):
+    with pytest.raises(FileError, match="'lr'"):
         mue.read_reference(write(tmp_path, GOOD + "\n[tuned.embedding]\nlrr = 4e-3\n"))

@@ -93,7 +93,7 @@ def test_layers() -> None:
     assert ModelShape(64, 4, shape.blocks).parameters == shape.parameters
     with pytest.raises(ShapeError, match="one per layer"):
         ModelShape(64, 3, shape.blocks)
-    with pytest.raises(ShapeError, match="at most the depth"):
+    with pytest.raises(ShapeError, match="depth"):
         ModelShape(64, 4, moe, dense_layers=5)
     with pytest.raises(ShapeError, match="dense_layers"):
         ModelShape(64, 4, shape.blocks, dense_layers=1)

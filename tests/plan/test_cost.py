@@ -78,5 +78,5 @@ def test_a_fold_that_overflows_is_named() -> None:
     tuned = {"embedding": mue.Tuned(output=1e-200, weight_decay=1e200)}
     given_ = dataclasses.replace(reference(), tuned=tuned)
     plan = mue.transfer(given_, given_.shape)
-    with pytest.raises(mue.MueError, match="weight_decay of embedding comes out as inf"):
+    with pytest.raises(mue.MueError, match=r"weight_decay of embedding .*inf"):
         plan.fold()

@@ -114,7 +114,7 @@ def test_an_moe_reference_keeps_its_own_route_scale() -> None:
 def test_blocks_of_several_widths_have_rows_of_their_own(lm_reference: mue.Reference) -> None:
     blocks = (mue.FeedForward.dense(512), mue.FeedForward.dense(1024), mue.FeedForward.parse("8e2a", 256))
     plan = mue.transfer(lm_reference, mue.ModelShape(256, 3, blocks))
-    with pytest.raises(mue.MueError, match="name the block kind"):
+    with pytest.raises(mue.MueError, match="block kind"):
         plan.row("dense_down")
     assert plan.row("dense_down", block="dense@512").output == 0.5
     assert plan.row("dense_down", block="dense@1024").output == 0.25
@@ -124,7 +124,7 @@ def test_blocks_of_several_widths_have_rows_of_their_own(lm_reference: mue.Refer
 
 
 def test_rows_and_roles(lm_plan: mue.Plan) -> None:
-    with pytest.raises(mue.MueError, match="did you mean 'expert_down'"):
+    with pytest.raises(mue.MueError, match="'expert_down'"):
         lm_plan.row("expert_dwn")
     dense = mue.transfer(lm_plan.reference, lm_plan.reference.shape)
     with pytest.raises(mue.MueError, match="'router'"):

@@ -87,7 +87,7 @@ def test_a_place_on_an_axis_that_cannot_be_drawn_is_named(small: Path, value: fl
     path = small / "sweep.json"
     sweep = json.loads(path.read_text())
     path.write_text(json.dumps(put(sweep, ("targets", 1, "x"), value)))
-    with pytest.raises(FileError, match=r"targets\[1\]\.x is 1e[-+]300, not a finite number: .* 1e\+100"):
+    with pytest.raises(FileError, match=r"targets\[1\]\.x .*1e[-+]300.* 1e\+100"):
         summarize(small)
 
 

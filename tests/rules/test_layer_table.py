@@ -117,11 +117,11 @@ def test_other_readings(reference: mue.Reference) -> None:
 
 
 def test_bad_rules(reference: mue.Reference) -> None:
-    with pytest.raises(mue.MueError, match="did you mean 'complete_mue'"):
+    with pytest.raises(mue.MueError, match="'complete_mue'"):
         mue.transfer(reference, target(), rules="complete_mu")
     with pytest.raises(mue.MueError, match="'groups' or 'fixed'"):
         mue.Rules(eps="none")  # type: ignore[arg-type]
-    with pytest.raises(mue.MueError, match="finite number above 0"):
+    with pytest.raises(mue.MueError, match="above 0"):
         mue.Rules(forward_factor=0.0)
 
 

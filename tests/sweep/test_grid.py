@@ -58,11 +58,11 @@ def test_mistakes() -> None:
     config = recipe("lm_tiny")
     with pytest.raises(mue.MueError, match="each once"):
         Scan("lr", (1e-3, 1e-3))
-    with pytest.raises(mue.MueError, match="did you mean 'weight_decay'"):
+    with pytest.raises(mue.MueError, match="'weight_decay'"):
         Scan("weight_decya", (0.1,))
     with pytest.raises(mue.MueError, match="same run"):
         Sweep("t", "T", "a", "tiny", (Target("a", 1, config), Target("b", 2, config)), (Scan("lr", (1e-3,)),)).points()
-    with pytest.raises(mue.MueError, match="did you mean 'capacity'"):
+    with pytest.raises(mue.MueError, match="'capacity'"):
         figure("capacty", base_config("lm", "tiny"), "tiny")
     with pytest.raises(mue.MueError, match="tiny, small, paper"):
         base_config("lm", "huge")
@@ -207,5 +207,5 @@ def test_what_would_mix_two_sweeps_is_refused(tmp_path: Path) -> None:
         assert "give another folder" in str(problem.value)
         assert (tmp_path / "sweep.json").read_bytes() == before
     (tmp_path / "sweep.json").write_text(json.dumps({**json.loads(before), "points": [1]}))
-    with pytest.raises(mue.MueError, match="cannot be read; give another folder"):
+    with pytest.raises(mue.MueError, match="cannot be read"):
         enter(sweep, tmp_path, "mue sweep", {})

@@ -39,5 +39,5 @@ def test_warmup_stable_decay() -> None:
 
 
 def test_impossible() -> None:
-    with pytest.raises(mue.MueError, match="at most all steps"):
+    with pytest.raises(mue.MueError, match="all steps"):
         Schedule(10, 6, 6)

@@ -176,11 +176,11 @@ def test_huge_pictures_stay_small_and_say_so() -> None:
 @pytest.mark.parametrize("side", ["r", "t"])
 @pytest.mark.parametrize("depth", ["1001", "1_001", "+1001", "0001001", "1_000_000", "+1000000", "0001000000"])
 def test_limits_hold_however_a_number_is_written(side: str, depth: str) -> None:
-    with pytest.raises(FieldError, match="at most 1000 layers") as refused:
+    with pytest.raises(FieldError, match="1000 layers") as refused:
         read({**LM, f"{side}.depth": depth})
     assert refused.value.field == f"{side}.depth"
 
 
 def test_many_large_terms_are_refused_at_the_first_too_many() -> None:
-    with pytest.raises(FieldError, match="more than 65536 branches and groups"):
+    with pytest.raises(FieldError, match="65536"):
         read({**LM, "t.feed_forward": "+".join(["65536e65536a65536g@1"] * 190)})
