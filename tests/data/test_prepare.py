@@ -151,7 +151,7 @@ def test_the_number_of_workers_changes_nothing(
     (tmp_path / "a.txt").write_text(SEPARATOR.join(texts))
     made = []
     for workers, chunk in ((1, 2**19), (3, 500)):
-        monkeypatch.setattr("complete_mue.lab.data.prepare._CHUNK_BYTES", chunk)
+        monkeypatch.setattr("complete_mue.lab.data.prepare_text._CHUNK_BYTES", chunk)
         out = tmp_path / str(workers)
         quiet(tmp_path / "a.txt", out, tokenizer=bpe, separator=SEPARATOR, workers=workers, shard_tokens=1000)
         made.append({path.name: path.read_bytes() for path in out.iterdir() if path.name != ".lock"})
@@ -300,7 +300,7 @@ def test_a_finished_shard_that_was_damaged_is_made_again(tmp_path: Path, two_sou
 
 def _stop_after(sources: list[Path], out: Path, shards: int, options: dict[str, Any]) -> None:
     """Prepare until so many shards are written, then fail as a full disk would."""
-    import complete_mue.lab.data.prepare as module
+    import complete_mue.lab.data.prepare_text as module
 
     whole, written = module.whole, []
 

@@ -31,7 +31,7 @@ _LAZY = {
     "caption_tokens": "batches",
     "describe": "summary",
     "load_tokenizer": "tokenizers",
-    "prepare": "prepare",
+    "prepare": "prepare_text",
 }
 if TYPE_CHECKING:
     from complete_mue.lab.data.batches import ImageBatch, caption_tokens
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from complete_mue.lab.data.features import FeatureData, cache_features
     from complete_mue.lab.data.images import HubImages, ImageArrays, ImageData, ImageFolder
     from complete_mue.lab.data.manifest import Manifest
-    from complete_mue.lab.data.prepare import prepare
+    from complete_mue.lab.data.prepare_text import prepare
     from complete_mue.lab.data.scenes import Scenes, Shapes
     from complete_mue.lab.data.summary import describe
     from complete_mue.lab.data.tars import ImageTars
