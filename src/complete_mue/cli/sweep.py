@@ -92,7 +92,7 @@ def sweep_command(
     target: Annotated[
         list[str] | None,
         typer.Option(
-            "--target", metavar="LAYOUT|KEY=VALUE,...", help="For roles: what to probe, such as 64e2a; repeat."
+            "--target", metavar="LAYOUT,KEY=VALUE,...", help="For roles: what to probe, such as 64e2a; repeat."
         ),
     ] = None,
     role: Annotated[
