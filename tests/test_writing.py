@@ -4,6 +4,7 @@ followed, temporary files are one writer's own, and what a killed one left goes 
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 
 from complete_mue.errors import MueError
 from complete_mue.lab.sweep.ledger import Ledger
-from complete_mue.storage import exclusive, inner_folder, remove_parts, whole, write_json
+from complete_mue.storage import exclusive, inner_folder, read_json, remove_parts, sha256, whole, write_json
 
 
 @pytest.fixture
@@ -79,6 +80,23 @@ def test_linked_locks_are_refused(tmp_path: Path, victim: Path, dangling: bool) 
 def test_a_lock_that_is_no_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / ".lock")
     with pytest.raises(MueError, match=r"\.lock: not a plain file"), exclusive(tmp_path, "the run"):
+        pass
+
+
+@pytest.mark.parametrize("read", [lambda path: read_json(path, "record"), sha256])
+def test_reading_a_pipe_does_not_wait(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(MueError, match="pipe"):
+        read(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize("call", ["pwrite", "ftruncate"])
+def test_a_full_disk_at_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    def full(*arguments: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, call, full)
+    with pytest.raises(MueError, match="No space left"), exclusive(tmp_path, "the preparation"):
         pass
 
 
