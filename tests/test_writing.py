@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from complete_mue.errors import MueError
-from complete_mue.lab.sweep.ledger import Ledger
+from complete_mue.lab.records import Ledger, Outcome
 from complete_mue.storage import exclusive, inner_folder, read_json, remove_parts, sha256, whole, write_json
 
 
@@ -56,9 +56,9 @@ def test_a_link_under_the_final_name_is_replaced(tmp_path: Path, victim: Path) -
 def test_records_do_not_follow_links(tmp_path: Path, victim: Path) -> None:
     ledger = Ledger(tmp_path / "sweep")
     (tmp_path / "sweep" / "ledger" / ".a.json.part").symlink_to(victim)
-    ledger.write("a", {"status": "finished"})
+    ledger.write("a", Outcome("finished", 1.5))
     assert untouched(victim)
-    assert ledger.read("a")["status"] == "finished"
+    assert ledger.read("a").status == "finished"
 
 
 @pytest.mark.parametrize("dangling", [False, True])

@@ -81,21 +81,21 @@ def plain_file(path: Path) -> BinaryIO:
     raise IsADirectoryError(errno.EISDIR, "Is a directory") if is_folder else FileError(f"{path}: not a plain file")
 
 
-def read_json(path: Path, what: str) -> dict[str, Any]:
-    """The JSON object in ``path``; ``what`` names the kind of file in messages."""
+def read_json(path: Path, what: str, remedy: str = "make it again") -> dict[str, Any]:
+    """The JSON object in ``path``; messages name the kind of file, and what to do about a damaged one."""
     try:
         with plain_file(path) as file:
             if os.fstat(file.fileno()).st_size > LARGEST_JSON:
-                raise FileError(f"{path}: larger than {LARGEST_JSON} bytes, so no {what}")
+                raise FileError(f"{path}: larger than {LARGEST_JSON} bytes, so no {what}; {remedy}")
             data = json.loads(file.read().decode("utf-8"))
     except MueError:
         raise
     except OSError as problem:
         raise FileError(f"{path}: {problem.strerror or problem}; give a folder with a {what}") from None
     except (ValueError, RecursionError) as problem:
-        raise FileError(f"{path}: not a {what} ({str(problem) or 'nested too deeply'}); make it again") from None
+        raise FileError(f"{path}: not a {what} ({str(problem) or 'nested too deeply'}); {remedy}") from None
     if not isinstance(data, dict):
-        raise FileError(f"{path}: not a {what} (a {type(data).__name__}, not an object); make it again")
+        raise FileError(f"{path}: not a {what} (a {type(data).__name__}, not an object); {remedy}")
     return data
 
 

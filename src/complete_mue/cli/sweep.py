@@ -148,10 +148,10 @@ def sweep_command(
     folder = out or Path("runs") / f"{task}-{name}-{scale}"
     if not dry_run and _already_done(folder, request, retry_failed):
         return
+    from complete_mue.lab.records import Ledger
     from complete_mue.lab.sweep.figures import base_config
     from complete_mue.lab.sweep.figures import figure as named
     from complete_mue.lab.sweep.grid import pinned_sweep
-    from complete_mue.lab.sweep.ledger import Ledger
     from complete_mue.lab.sweep.run import check_data
     from complete_mue.lab.sweep.sweep_toml import read_sweep_file
     from complete_mue.layout.toml_files import read_reference
@@ -214,8 +214,8 @@ def tune_command(
     Example:  mue tune lm --scale tiny --hyper lr
     """
     need_torch("mue tune")
+    from complete_mue.lab.records.schema import HYPERS
     from complete_mue.lab.sweep.figures import SEEDS, base_config
-    from complete_mue.lab.sweep.hypers import HYPERS
     from complete_mue.lab.sweep.tune import tune
 
     base = base_config(task, scale, None, overrides or ())
@@ -321,7 +321,7 @@ def _run_whole(
 
 def _refuse_failures(folder: Path, points: Sequence[str], again: str) -> None:
     """End with an error where runs failed (a divergence is a result, not a failure)."""
-    from complete_mue.lab.sweep.ledger import Ledger
+    from complete_mue.lab.records import Ledger
 
     if failures := Ledger(folder).failures(points):
         raise RunError(
@@ -350,7 +350,7 @@ def _executor(name: str, workers: int | None, address: str | None, sweep: Sweep)
 
 
 def _already_done(folder: Path, request: dict[str, Any], retry_failed: bool) -> bool:
-    from complete_mue.lab.sweep.ledger import settled
+    from complete_mue.lab.sweep.settled import settled
 
     points = settled(folder, request, retry_failed=retry_failed)
     if points is not None:
