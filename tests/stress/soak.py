@@ -1,8 +1,8 @@
 """Does training survive? Runs are killed, robbed of checkpoints and moved to other numbers of ranks, for minutes.
 
-    python bench/soak.py --minutes 10                    # everything, in turn, until the time is up
-    python bench/soak.py --minutes 1 --only run,sweep    # a quick look
-    python bench/soak.py --minutes 60 --seed 7 --out soak.json
+    python tests/stress/soak.py --minutes 10                    # everything, in turn, until the time is up
+    python tests/stress/soak.py --minutes 1 --only run,sweep    # a quick look
+    python tests/stress/soak.py --minutes 60 --seed 7 --out soak.json
 
 Every kind of run is first trained undisturbed. Then, round after round, the same run is disturbed at random moments
 (SIGKILL, SIGTERM, Ctrl-C, a lost rank or worker; between attempts files of its newest checkpoint, or of its two newest,
