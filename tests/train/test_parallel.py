@@ -97,7 +97,8 @@ def test_four_ranks_in_every_way(tmp_path: Path, over: int) -> None:
 def command(run: Path, *more: str) -> list[str]:
     return [
         "-m",
-        "complete_mue.lab.train",
+        "complete_mue",
+        "train",
         *RUNS["shared"],
         "checkpoint_every=5",
         "device=cpu",
@@ -199,13 +200,27 @@ def test_a_divergence_is_not_repeated(tmp_path: Path, resume: tuple[str, ...]) -
     assert json.loads((tmp_path / "result.json").read_text())["status"] == "diverged"
 
 
-def test_memory_per_rank_without_training() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "complete_mue.lab.train", "lm_tiny:8e2a", "expert_parallel=4", "--dry-run"],
-        env={**os.environ, "RANK": "0", "WORLD_SIZE": "8"}, capture_output=True, text=True, check=True,
+def as_rank(rank: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "complete_mue", "train", "lm_tiny:8e2a", *arguments],
+        env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "8"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
+
+
+def test_memory_per_rank_without_training() -> None:
+    done = as_rank(0, "expert_parallel=4", "--dry-run")
+    assert done.returncode == 0, done.stderr
     assert "memory per rank" in done.stdout
     assert "on 8 ranks, experts over 4" in done.stdout
+
+
+def test_other_ranks_say_nothing_but_what_is_wrong(tmp_path: Path) -> None:
+    quiet = as_rank(3, "expert_parallel=4", "--dry-run")
+    assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
+    refused = as_rank(3, "expert_parallel=3", "--out", str(tmp_path))
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "rank 3" in refused.stderr
+    assert "expert_parallel = 3" in refused.stderr
 
 
 # -- the path of many GPUs, on one ---------------------------------------------------------------------------------
