@@ -83,11 +83,10 @@ def decay() -> Iterator[list[str]]:
 def conditions() -> Iterator[list[str]]:
     """The experts' up projection again under other conditions: is the exponent the same?"""
     for change in CONDITIONS:
-        layout, _, rest = change.partition(",")
-        target = f"shape.feed_forward={layout}" + (f",{rest}" if rest else "")
+        octaves = window(change.partition(",")[0], reach=1)
         yield [
-            "roles", "--target", target, "--role", "expert_up", f"--octaves={window(layout, reach=1)}",
-            "--per-octave", "2", "--replicas", "20",
+            "roles", "--target", change, "--role", "expert_up", f"--octaves={octaves}", "--per-octave", "2",
+            "--replicas", "20",
         ]  # fmt: skip
 
 

@@ -14,9 +14,9 @@ import torch
 from torch import distributed as dist
 
 from complete_mue.lab.nn.feed_forward import FeedForward
-from complete_mue.lab.train.__main__ import _device
 from complete_mue.lab.train.config import RunConfig
 from complete_mue.lab.train.parallel import ALONE, Ranks, launched, leave
+from complete_mue.lab.train.torchrun import local_device
 from complete_mue.lab.train.trainer import Trainer
 from parallel_rank import config_of
 
@@ -39,7 +39,7 @@ def losses(config: RunConfig, ranks: Ranks, device: torch.device) -> list[float]
 
 def main(out: str, *keys: str) -> None:
     config = config_of("shared", *keys)
-    device = _device(config.device)
+    device = local_device(config.device)
     found: dict[str, object] = {"device": str(device)}
     with launched(1, device) as ranks:
         backends = dict(entry.split(":") for entry in dist.get_backend_config().split(","))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from complete_mue.lab.recipes import recipe
+from complete_mue.lab.records import Ledger
 from complete_mue.lab.sweep.figures import with_layout
 from complete_mue.lab.sweep.grid import Scan, Sweep, Target
-from complete_mue.lab.sweep.ledger import Ledger
 from complete_mue.lab.train.config import RunConfig, override
 
 TINY = (
@@ -26,4 +26,4 @@ def sweep_of(*values: float, **more: object) -> Sweep:
 
 
 def losses(folder: Path) -> dict[str, float]:
-    return {record["id"]: record["loss"] for record in Ledger(folder).records()}
+    return {point: outcome.loss for point, outcome in Ledger(folder).outcomes().items()}

@@ -144,15 +144,6 @@ def test_import_loads_no_torch() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_the_ranks_entry_takes_what_mue_train_takes(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("torch")
-    from complete_mue.lab.train.__main__ import main
-
-    reference = root / "examples" / "lm_reference.toml"
-    assert main(["lm_tiny", "--dry-run", "--reference", str(reference), "betas=hold", "seed=1"]) == 0
-    assert "lm_tiny" in capsys.readouterr().out
-
-
 def test_a_run_goes_on_with_its_own_config(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     given = "budget.steps=2", "betas=hold", "task.sequence=16", "budget.batch_tokens=32"

@@ -4,6 +4,7 @@ followed, temporary files are one writer's own, and what a killed one left goes 
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -14,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from complete_mue.errors import MueError
-from complete_mue.lab.sweep.ledger import Ledger
-from complete_mue.storage import exclusive, inner_folder, remove_parts, whole, write_json
+from complete_mue.lab.records import Ledger, Outcome
+from complete_mue.storage import exclusive, inner_folder, read_json, remove_parts, sha256, whole, write_json
 
 
 @pytest.fixture
@@ -55,9 +56,9 @@ def test_a_link_under_the_final_name_is_replaced(tmp_path: Path, victim: Path) -
 def test_records_do_not_follow_links(tmp_path: Path, victim: Path) -> None:
     ledger = Ledger(tmp_path / "sweep")
     (tmp_path / "sweep" / "ledger" / ".a.json.part").symlink_to(victim)
-    ledger.write("a", {"status": "finished"})
+    ledger.write("a", Outcome("finished", 1.5))
     assert untouched(victim)
-    assert ledger.read("a")["status"] == "finished"
+    assert ledger.read("a").status == "finished"
 
 
 @pytest.mark.parametrize("dangling", [False, True])
@@ -79,6 +80,23 @@ def test_linked_locks_are_refused(tmp_path: Path, victim: Path, dangling: bool) 
 def test_a_lock_that_is_no_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / ".lock")
     with pytest.raises(MueError, match=r"\.lock: not a plain file"), exclusive(tmp_path, "the run"):
+        pass
+
+
+@pytest.mark.parametrize("read", [lambda path: read_json(path, "record"), sha256])
+def test_reading_a_pipe_does_not_wait(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(MueError, match="pipe"):
+        read(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize("call", ["pwrite", "ftruncate"])
+def test_a_full_disk_at_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    def full(*arguments: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, call, full)
+    with pytest.raises(MueError, match="No space left"), exclusive(tmp_path, "the preparation"):
         pass
 
 

@@ -42,11 +42,14 @@ def whole(path: Path) -> Iterator[BinaryIO]:
                 raise
     except OSError as problem:
         if problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise RunError(
-                f"{path}: cannot be written ({problem.strerror}); make room and run the same again: "
-                "what was finished is kept"
-            ) from None
+            raise _no_room(path, problem) from None
         raise
+
+
+def _no_room(path: Path, problem: OSError) -> RunError:
+    return RunError(
+        f"{path}: cannot be written ({problem.strerror}); make room and run the same again: what was finished is kept"
+    )
 
 
 def _unshared(path: Path) -> BinaryIO:
@@ -68,20 +71,31 @@ def write_json(path: Path, data: Any) -> None:
         file.write(json.dumps(data, indent=1, ensure_ascii=False).encode("utf-8") + b"\n")
 
 
-def read_json(path: Path, what: str) -> dict[str, Any]:
-    """The JSON object in ``path``; ``what`` names the kind of file in messages."""
+def plain_file(path: Path) -> BinaryIO:
+    """A file to read. A pipe or a device is refused: reading one may never end."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(handle).st_mode):
+        return os.fdopen(handle, "rb")
+    is_folder = stat.S_ISDIR(os.fstat(handle).st_mode)
+    os.close(handle)
+    raise IsADirectoryError(errno.EISDIR, "Is a directory") if is_folder else FileError(f"{path}: not a plain file")
+
+
+def read_json(path: Path, what: str, remedy: str = "make it again") -> dict[str, Any]:
+    """The JSON object in ``path``; messages name the kind of file, and what to do about a damaged one."""
     try:
-        if path.stat().st_size > LARGEST_JSON:
-            raise FileError(f"{path}: larger than {LARGEST_JSON} bytes, so no {what}")
-        data = json.loads(path.read_bytes().decode("utf-8"))
+        with plain_file(path) as file:
+            if os.fstat(file.fileno()).st_size > LARGEST_JSON:
+                raise FileError(f"{path}: larger than {LARGEST_JSON} bytes, so no {what}; {remedy}")
+            data = json.loads(file.read().decode("utf-8"))
     except MueError:
         raise
     except OSError as problem:
         raise FileError(f"{path}: {problem.strerror or problem}; give a folder with a {what}") from None
     except (ValueError, RecursionError) as problem:
-        raise FileError(f"{path}: not a {what} ({str(problem) or 'nested too deeply'}); make it again") from None
+        raise FileError(f"{path}: not a {what} ({str(problem) or 'nested too deeply'}); {remedy}") from None
     if not isinstance(data, dict):
-        raise FileError(f"{path}: not a {what} (a {type(data).__name__}, not an object); make it again")
+        raise FileError(f"{path}: not a {what} (a {type(data).__name__}, not an object); {remedy}")
     return data
 
 
@@ -134,8 +148,11 @@ def exclusive(folder: Path, doing: str) -> Iterator[None]:
             raise FileError(
                 f"{folder}: cannot be locked ({problem.strerror}); use a file system with file locks"
             ) from None
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, str(os.getpid()).encode("ascii"), 0)
+        try:
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, str(os.getpid()).encode("ascii"), 0)
+        except OSError as problem:
+            raise _no_room(folder / _LOCK, problem) from None
         remove_parts(folder)
         yield
     finally:
@@ -164,7 +181,7 @@ def refuse_strangers(folder: Path, own: tuple[str, ...], doing: str) -> None:
 def sha256(path: Path) -> str:
     """Checksum of a file."""
     try:
-        with path.open("rb") as file:
+        with plain_file(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as problem:
         raise FileError(f"{path}: {problem.strerror or problem}") from None

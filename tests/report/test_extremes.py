@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 
-from complete_mue.errors import FileError, MueError, RunError
+from complete_mue.errors import FileError, MueError
+from complete_mue.lab.records.pack import pack_sweeps
 from complete_mue.lab.report import summarize
 from complete_mue.lab.report.html_page import report_html
-from complete_mue.lab.report.pack import pack_sweeps
 from complete_mue.lab.report.tables import csv_text
-from complete_mue.lab.report.union import join_plans
 from complete_mue.lab.report.write import report_markdown, write_report
-from complete_mue.lab.sweep.ledger import settled
+from complete_mue.lab.sweep.settled import settled
 
 Write = Callable[..., Path]
 FEW = (1e-300, 1e300, 9e99)
@@ -87,7 +86,7 @@ def test_a_place_on_an_axis_that_cannot_be_drawn_is_named(small: Path, value: fl
     path = small / "sweep.json"
     sweep = json.loads(path.read_text())
     path.write_text(json.dumps(put(sweep, ("targets", 1, "x"), value)))
-    with pytest.raises(FileError, match=r"targets\[1\]\.x .*1e[-+]300.* 1e\+100"):
+    with pytest.raises(FileError, match=r"targets\[1\].*x is 1e[-+]300.* 1e\+100"):
         summarize(small)
 
 
@@ -116,6 +115,3 @@ def test_points_that_are_none_are_named(small: Path, tmp_path: Path, points: Any
     path.write_text(json.dumps(sweep | {"points": points}))
     with pytest.raises(FileError, match="points"):
         settled(small, {})
-    if points:
-        with pytest.raises(RunError, match="cannot be read"):
-            join_plans(sweep | {"points": points}, sweep, "there", "give another folder")

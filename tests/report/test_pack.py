@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from complete_mue.cli import app
 from complete_mue.errors import FileError, RunError
+from complete_mue.lab.records.pack import pack_sweeps, portable
 from complete_mue.lab.report import find_sweeps, summarize
-from complete_mue.lab.report.pack import pack_sweeps, portable
 
 Write = Callable[..., Path]
 TWO = {"8e2a": 0.1, "16e4a": -0.2}
@@ -100,7 +100,7 @@ def test_sweeps_that_do_not_belong_together_are_refused(sweep_folder: Write, tmp
         ("its scale is 'tiny', not 'small'", {"scale": "small"}),
         ("its reference is", {"reference": {"target": "dense", "hyper": {"lr": 0.004}}}),
         ("steps of target '8e2a' is 400, not 10", {"targets": shorter}),
-        ("has another config", {"points": [{**p, "id": f"{p['id']}x"} for p in original["points"]]}),
+        ("the config of", {"points": [{**p, "id": f"{p['id']}x"} for p in original["points"]]}),
     ):
         (other / "sweep.json").write_text(json.dumps({**original, **keys}))
         with pytest.raises(RunError, match="holds another sweep") as problem:

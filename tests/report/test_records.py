@@ -12,9 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from complete_mue.errors import FileError
-from complete_mue.lab.report.records import outcome_of, read_sweep
-from complete_mue.lab.report.sheet import Sheet
-from complete_mue.lab.report.stored import find_sweeps
+from complete_mue.lab.records import RecordError, find_sweeps, read_sweep
+from complete_mue.lab.records.store import outcome_of
 from complete_mue.lab.report.summary import summarize
 
 Write = Callable[..., Path]
@@ -35,42 +34,47 @@ def change(path: Path, key: str, value: Any) -> None:
 
 def test_a_sweep_is_read(sweep_folder: Write) -> None:
     sweep = read_sweep(sweep_folder())
-    assert (sweep.name, sweep.reference, len(sweep.targets), len(sweep.points)) == ("synthetic", "dense", 4, 84)
+    assert (sweep.plan.name, sweep.reference) == ("synthetic", "dense")
+    assert (len(sweep.plan.targets), len(sweep.plan.points)) == (4, 84)
     assert len(sweep.outcomes) == 84
     outcome = sweep.outcomes["dense-complete_mue-tuned-0"]
     assert outcome.status == "finished"
-    assert len(outcome.curve_step) == len(outcome.curve_loss) == 100
+    assert len(outcome.curve.step) == len(outcome.curve.loss) == 100
 
 
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [
-        ("format", 2, "this version reads 1"),
-        ("title", ..., "title is missing"),
-        ("title", "two\nlines", "not a line of text"),
+        ("format", 2, "format is 2"),
+        ("title", ..., "`title`"),
+        ("title", "two\nlines", "title is"),
         ("task", "lmm", "did you mean 'lm'"),
-        ("reference.target", "dens", "not among the targets"),
-        ("reference.hyper.lr", "high", "reference.hyper.lr is 'high'"),
-        ("reference.hyper", [], "reference.hyper is a list"),
-        ("targets", [], "targets is empty"),
-        ("targets.1.stable", [320, 16], "two rising steps"),
-        ("targets.1.stable", [16], "two rising steps"),
-        ("targets.1.active", 0, "targets[1].active is 0, not above zero"),
-        ("targets.1.name", "dense", "names 'dense' twice"),
+        ("request", 7, "request is 7"),
+        ("reference.target", "dens", "reference.target is 'dens'"),
+        ("reference.hyper.lr", "high", "reference.hyper"),
+        ("reference.hyper.lr", 1e-300, "hyper.lr is 1e-300"),
+        ("reference.hyper", [], "reference.hyper"),
+        ("targets", [], "targets"),
+        ("targets.1.stable", [320, 16], "(320, 16)"),
+        ("targets.1.stable", [16], "targets[1].stable"),
+        ("targets.1.active", 0, "targets[1].active is 0"),
+        ("targets.1.name", "dense", "targets[1].name is 'dense'"),
         ("targets.1.x", True, "targets[1].x is True"),
         ("points.3.target", "8e3a", "points[3].target is '8e3a'"),
-        ("points.3.hyper", "momentum", "not one of lr"),
-        ("points.3.value", -1, "below zero"),
-        ("points.3.value", 10**400, "not a finite number"),
-        ("points.3.id", "../../secret", "cannot name a file"),
-        ("points.1.seed", 0, "already at the same place"),
+        ("points.3.hyper", "momentum", "points[3].hyper is 'momentum'"),
+        ("points.3.value", -1, "points[3].value is -1"),
+        ("points.3.value", 10**400, "points[3].value is 1000"),
+        ("points.3.id", "../../secret", "points[3].id is '../../secret'"),
+        ("points.3.id", "secret\n", "points[3].id is"),
+        ("points.1.seed", 0, "points[1].id is"),
         ("points.1.seed", None, "points[1].seed is None"),
+        ("points.1.seed", 10**40, "points[1].seed is 1000"),
     ],
 )
 def test_a_damaged_sweep(sweep_folder: Write, key: str, value: Any, says: str) -> None:
     folder = sweep_folder(seeds=2)
     change(folder / "sweep.json", key, value)
-    with pytest.raises(FileError) as problem:
+    with pytest.raises(RecordError) as problem:
         read_sweep(folder)
     assert str(folder / "sweep.json") in str(problem.value)
     assert says in str(problem.value)
@@ -79,25 +83,25 @@ def test_a_damaged_sweep(sweep_folder: Write, key: str, value: Any, says: str) -
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [
-        ("format", "1", "this version reads 1"),
-        ("id", "other", "the file is named"),
-        ("status", "done", "not one of finished, diverged, failed"),
-        ("loss", None, "empty although the run finished"),
+        ("format", "1", "format is '1'"),
+        ("id", "other", "id is 'other'"),
+        ("status", "done", "status is 'done'"),
+        ("loss", None, "loss"),
         ("loss", float("nan"), "loss is nan"),
         ("loss", "1.7", "loss is '1.7'"),
-        ("curve.step", [4, 8], "2 steps but 100 losses"),
-        ("curve.step", [4] * 100, "do not rise"),
-        ("curve.loss", ["x"] * 100, "holds 'x'"),
-        ("curve", 7, "curve is a int"),
-        ("first", {}, "first is a dict"),
-        ("load_variation", -0.1, "below zero"),
+        ("curve.step", [4, 8], "curve: 2 steps but 100 losses"),
+        ("curve.step", [4] * 100, "curve: step"),
+        ("curve.loss", ["x"] * 100, "curve.loss[0] is 'x'"),
+        ("curve", 7, "curve is 7"),
+        ("first", {}, "first"),
+        ("load_variation", -0.1, "load_variation is -0.1"),
     ],
 )
 def test_a_damaged_record(sweep_folder: Write, key: str, value: Any, says: str) -> None:
     folder = sweep_folder()
     path = folder / "ledger" / "8e2a-complete_mue-tuned-0.json"
     change(path, key, value)
-    with pytest.raises(FileError) as problem:
+    with pytest.raises(RecordError) as problem:
         summarize(folder)
     assert str(path) in str(problem.value)
     assert says in str(problem.value)
@@ -110,7 +114,7 @@ def test_what_is_no_json_object(sweep_folder: Write, text: bytes) -> None:
     for path in (folder / "ledger" / "8e2a-complete_mue-tuned-0.json", folder / "sweep.json"):
         path.write_bytes(text)
         with pytest.raises(FileError, match=str(path)):
-            read_sweep(folder)
+            summarize(folder)
 
 
 def test_optional_fields_may_be_missing(sweep_folder: Write) -> None:
@@ -153,14 +157,14 @@ def test_any_change_reads_or_is_refused(tmp_path: Path, changes: dict[str, Any])
     path.write_text(json.dumps({**RECORD, **changes}))
     outcome = refused = None
     try:
-        outcome = outcome_of(Sheet(path, json.loads(path.read_text()), "delete it"), "a")
+        outcome = outcome_of(json.loads(path.read_text()), "a", path)
     except FileError as problem:
         refused = str(problem)
     if outcome is None:
         assert str(path) in (refused or "")
     else:
         assert (outcome.loss is not None) == (outcome.status == "finished")
-        assert len(outcome.curve_step) == len(outcome.curve_loss)
+        assert len(outcome.curve.step) == len(outcome.curve.loss)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)

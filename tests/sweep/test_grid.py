@@ -13,7 +13,7 @@ import complete_mue as mue
 pytest.importorskip("torch")
 
 from complete_mue.lab.recipes import recipe
-from complete_mue.lab.report.records import read_sweep
+from complete_mue.lab.records import read_sweep
 from complete_mue.lab.sweep.figures import FIGURES, SCALES, TASKS, base_config, figure, octaves, with_layout
 from complete_mue.lab.sweep.grid import Scan, Sweep, Target, fusible
 from complete_mue.lab.sweep.run import enter
@@ -49,9 +49,9 @@ def test_scans_share_the_tuned_point() -> None:
     points = sweep.points()
     assert len(points) == 2 * 5
     assert [p.hypers for p in points if len(p.hypers) > 1] == [(("lr", 0.008), ("weight_decay", 0.1))] * 2
-    listed = sweep.to_dict("mue sweep", {})["points"]
+    listed = sweep.to_plan("mue sweep", {}).points
     assert len(listed) == 12
-    assert len({point["id"] for point in listed}) == 10
+    assert len({point.id for point in listed}) == 10
 
 
 def test_mistakes() -> None:
@@ -83,7 +83,7 @@ def test_every_figure_at_every_scale_is_a_sweep_that_the_report_reads(tmp_path: 
         sweep = figure(name, base, scale, rules=("complete_mue", "sp"))
         assert sweep.reference.config == base
         enter(sweep, tmp_path / name, "mue sweep", {})
-        read = read_sweep(tmp_path / name)
+        read = read_sweep(tmp_path / name).plan
         assert [target.name for target in read.targets] == [target.name for target in sweep.targets]
         assert len(read.points) >= len(sweep.points())
 
@@ -153,9 +153,12 @@ def test_a_grid_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_another_sweep_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "sweep.json").write_text(json.dumps({"name": "other"}))
-    with pytest.raises(mue.MueError, match="holds another sweep"):
-        enter(small(), tmp_path, "", {})
+    enter(dataclasses.replace(small(), name="other"), tmp_path, "mue sweep", {})
+    with pytest.raises(mue.MueError, match="'other'"):
+        enter(small(), tmp_path, "mue sweep", {})
+    (tmp_path / "sweep.json").write_text(json.dumps({"format": 1, "name": "other"}))
+    with pytest.raises(mue.MueError, match=r"sweep\.json"):
+        enter(small(), tmp_path, "mue sweep", {})
 
 
 def test_a_sweep_grows_in_place(tmp_path: Path) -> None:
@@ -169,11 +172,11 @@ def test_a_sweep_grows_in_place(tmp_path: Path) -> None:
     ]
     for number, part in enumerate(parts):
         enter(part, tmp_path, f"mue sweep {number}", {"number": number})
-    grown = read_sweep(tmp_path)
+    grown = read_sweep(tmp_path).plan
     assert {point.id for point in grown.points} == {point.id for part in parts for point in part.points()}
     assert grown.command == "mue sweep 0 && mue sweep 1 && mue sweep 2 && mue sweep 3"
     enter(parts[0], tmp_path, "mue sweep again", {"number": 4})  # brings nothing new: neither lost nor named
-    again = read_sweep(tmp_path)
+    again = read_sweep(tmp_path).plan
     assert (again.points, again.command) == (grown.points, grown.command)
     assert json.loads((tmp_path / "sweep.json").read_text())["request"] == {"number": 4, "sources": {}}
 
@@ -181,7 +184,7 @@ def test_a_sweep_grows_in_place(tmp_path: Path) -> None:
 def test_a_command_that_holds_everything_stands_alone(tmp_path: Path) -> None:
     enter(small(), tmp_path, "mue sweep narrow", {})
     enter(small(Scan("lr", (5e-4, 1e-3, 2e-3, 4e-3))), tmp_path, "mue sweep wide", {})
-    assert read_sweep(tmp_path).command == "mue sweep wide"
+    assert read_sweep(tmp_path).plan.command == "mue sweep wide"
 
 
 def _other(sweep: Sweep, **changes: object) -> Sweep:
@@ -199,7 +202,7 @@ def test_what_would_mix_two_sweeps_is_refused(tmp_path: Path) -> None:
         ("its scale is 'tiny', not 'small'", dataclasses.replace(sweep, scale="small")),
         ("its reference is", _other(sweep, reference=retuned)),
         ("steps of target 'dense' is", _other(sweep, budget=mue.Budget(2048, 7))),
-        ("has another config", _other(sweep, clip=0.123)),
+        ("the config of", _other(sweep, clip=0.123)),
     ):
         with pytest.raises(mue.MueError, match="holds another sweep") as problem:
             enter(other, tmp_path, "mue sweep", {})

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import complete_mue as mue
-from complete_mue.lab.sweep.ledger import Ledger
+from complete_mue.lab.records import Ledger, Outcome
 
 
 def test_records_and_claims(tmp_path: Path) -> None:
@@ -21,14 +21,14 @@ def test_records_and_claims(tmp_path: Path) -> None:
     with ledger.claim(["a", "b"]) as mine, Ledger(tmp_path).claim(["a", "c"]) as others:
         assert mine == ["a", "b"]
         assert others == ["c"]
-        ledger.write("a", {"status": "finished", "loss": 1.5})
-        ledger.write("b", {"status": "failed"})
+        ledger.write("a", Outcome("finished", 1.5))
+        ledger.write("b", Outcome("failed"))
     with ledger.claim(["a", "b", "c"]) as mine:
         assert mine == ["c"]
     with ledger.claim(["a", "b", "c"], retry_failed=True) as mine:
         assert mine == ["b", "c"]
     assert ledger.open_points(["a", "b", "c"], retry_failed=True) == ["b", "c"]
-    assert [record["id"] for record in ledger.records()] == ["a", "b"]
+    assert list(ledger.outcomes()) == ["a", "b"]
     (tmp_path / "ledger" / "a.json").write_text("{")
     with pytest.raises(mue.MueError, match=r"a\.json"):
         ledger.read("a")
@@ -39,7 +39,7 @@ def test_records_and_claims(tmp_path: Path) -> None:
 
 WORKER = """
 import os, sys, time
-from complete_mue.lab.sweep.ledger import Ledger
+from complete_mue.lab.records import Ledger, Outcome
 ledger, points = Ledger(sys.argv[1]), [f"p{i}" for i in range(40)]
 for point in points:
     with ledger.claim([point]) as mine:
@@ -47,7 +47,7 @@ for point in points:
             with open(os.path.join(sys.argv[1], f"ran-{name}"), "a") as file:
                 file.write("x")
             time.sleep(0.01)
-            ledger.write(name, {"status": "finished", "loss": 1.0})
+            ledger.write(name, Outcome("finished", 1.0))
 """
 
 
@@ -72,7 +72,7 @@ def test_killed_workers_lose_and_repeat_nothing_that_was_finished(tmp_path: Path
         finished = now
         ran = {point: os.path.getsize(tmp_path / f"ran-{point}") for point in finished}
         for point in finished:
-            assert ledger.read(point)["loss"] == 1.0
+            assert ledger.read(point).loss == 1.0
     assert start().wait() == 0
     assert ledger.done() == {f"p{i}" for i in range(40)}
     assert {

@@ -14,8 +14,8 @@ import complete_mue as mue
 pytest.importorskip("torch")
 ray = pytest.importorskip("ray")
 
+from complete_mue.lab.records import Ledger  # noqa: E402
 from complete_mue.lab.sweep.executor import Here  # noqa: E402
-from complete_mue.lab.sweep.ledger import Ledger  # noqa: E402
 from complete_mue.lab.sweep.ray_cluster import RayCluster  # noqa: E402
 from complete_mue.lab.sweep.run import Status, run  # noqa: E402
 from small_sweeps import losses, sweep_of  # noqa: E402

@@ -12,7 +12,7 @@ from complete_mue.lab.report.summary import summarize
 from complete_mue.lab.sweep.executor import Here
 from complete_mue.lab.sweep.figures import base_config, octaves
 from complete_mue.lab.sweep.hypers import Hyper
-from complete_mue.lab.sweep.roles import role_sweep
+from complete_mue.lab.sweep.roles import role_sweep, target_of
 from complete_mue.lab.sweep.run import run
 from complete_mue.layout import Role
 from complete_mue.layout.reference import Tuned
@@ -52,6 +52,14 @@ def test_a_role_that_the_reference_lacks_keeps_what_its_twin_was_given(base) -> 
     knob = Hyper.parse("expert_up.lr")
     assert knob.put(reference, 1e-4).base(Role.EXPERT_UP).init_std == 0.5
     assert knob.put(reference, 1e-4).base(Role.DENSE_UP).lr == reference.hyper.lr
+
+
+def test_a_target_is_a_layout_changes_or_both(base) -> None:
+    layout, both = target_of(base, "8e2a@4"), target_of(base, "8e2a@4,router.score=softmax")
+    assert (layout.x, both.x, both.config.router.score) == (4, 4, "softmax")
+    assert both.config.shape == layout.config.shape
+    assert target_of(base, "shape.feed_forward=8e2a@4,router.score=softmax").config == both.config
+    assert target_of(base, "shape.depth=2").config.shape.main == base.shape.main
 
 
 def test_the_plans_own_value_is_the_plain_run(base) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
@@ -18,11 +19,11 @@ import complete_mue as mue
 
 pytest.importorskip("torch")
 
-from complete_mue.lab.report.pack import pack_sweeps
+from complete_mue.lab.records import Ledger
+from complete_mue.lab.records.pack import pack_sweeps
 from complete_mue.lab.report.summary import summarize
 from complete_mue.lab.sweep.executor import Executor, Here, Job, Processes
 from complete_mue.lab.sweep.grid import Scan, Sweep, Target
-from complete_mue.lab.sweep.ledger import Ledger
 from complete_mue.lab.sweep.run import run
 from in_process import mue as mue_here
 from small_sweeps import TINY, base, losses, sweep_of
@@ -84,10 +85,10 @@ def test_points_that_another_sweep_finishes_meanwhile_are_copied_too(tmp_path: P
 
     def finish_elsewhere(status: object) -> None:  # after the first group: all of it
         for point in whole.done() - growing.done():
-            growing.write(point, {**whole.read(point), "copied": True})
+            growing.write(point, dataclasses.replace(whole.read(point), data="copied"))
 
     status = go(sweep_of(4e-3), tmp_path / "two", Here(), known=[tmp_path / "growing"], show=finish_elsewhere)
-    found = [record.get("copied", False) for record in Ledger(tmp_path / "two").records()]
+    found = [record.data == "copied" for record in Ledger(tmp_path / "two").outcomes().values()]
     assert sorted(found) == [False, True]  # one group was under way, the other was taken over
     assert (status.done, status.total) == (2, 2)  # type: ignore[attr-defined]
 
@@ -99,9 +100,9 @@ def test_one_bad_point_fails_alone_and_can_be_retried(tmp_path: Path) -> None:
     )
     status = go(sweep, tmp_path, Processes(1))
     assert (status.done, status.failed) == (4, 2)  # type: ignore[attr-defined]
-    records = Ledger(tmp_path).records()
-    assert sorted(record["status"] for record in records) == ["failed", "failed", "finished", "finished"]
-    assert all("missing-folder" in record["error"] for record in records if record["status"] == "failed")
+    records = Ledger(tmp_path).outcomes().values()
+    assert sorted(record.status for record in records) == ["failed", "failed", "finished", "finished"]
+    assert all("missing-folder" in str(record.error) for record in records if record.status == "failed")
     assert summarize(tmp_path).progress.failed == 2
     again = go(sweep, tmp_path, Here())
     assert again.failed == 0  # type: ignore[attr-defined]  # not tried
@@ -110,12 +111,12 @@ def test_one_bad_point_fails_alone_and_can_be_retried(tmp_path: Path) -> None:
 
 def test_a_diverging_point_is_recorded_and_leaves_the_sweep_alone(tmp_path: Path) -> None:
     go(sweep_of(1e-3, 1e30), tmp_path, Here())
-    by_value = {record["status"] for record in Ledger(tmp_path).records()}
+    by_value = {record.status for record in Ledger(tmp_path).outcomes().values()}
     assert by_value == {"finished", "diverged"}
-    record = next(r for r in Ledger(tmp_path).records() if r["status"] == "diverged")
-    assert record["loss"] is None
-    assert record["diverged"] >= 1
-    json.dumps(record, allow_nan=False)
+    record = next(r for r in Ledger(tmp_path).outcomes().values() if r.status == "diverged")
+    assert record.loss is None
+    assert (record.diverged or 0) >= 1
+    json.dumps(record.to_dict(), allow_nan=False)
 
 
 def test_a_killed_worker_costs_its_unfinished_work_alone(tmp_path: Path) -> None:
@@ -142,9 +143,9 @@ def test_a_point_whose_worker_always_dies_is_entered_as_failed(tmp_path: Path) -
             os.kill(pid, signal.SIGKILL)
 
     go(sweep, tmp_path, executor, show=kill)
-    (record,) = Ledger(tmp_path).records()
-    assert record["status"] == "failed"
-    assert "died 5 times" in record["error"]
+    (record,) = Ledger(tmp_path).outcomes().values()
+    assert record.status == "failed"
+    assert "died 5 times" in str(record.error)
 
 
 GRID = """

@@ -13,10 +13,10 @@ import complete_mue as mue
 
 pytest.importorskip("torch")
 
+from complete_mue.lab.records import Ledger, Outcome
 from complete_mue.lab.report.summary import summarize
 from complete_mue.lab.sweep.executor import Here
 from complete_mue.lab.sweep.grid import Sweep
-from complete_mue.lab.sweep.ledger import Ledger
 from complete_mue.lab.sweep.run import run
 from complete_mue.lab.sweep.tune import tune
 from complete_mue.layout.toml_files import read_reference
@@ -60,9 +60,8 @@ def test_tune_says_how_well_the_optimum_is_known(tmp_path: Path) -> None:
                     + curvature * math.log2(value / 0.004) ** 2
                     + random.Random(f"{value} {point.seed}").gauss(0, noise)
                 )
-                record = {"status": "finished", "loss": loss, "diverged": None, "error": None, "seconds": 1.0}
-                ledger.write(point.id, {**record, "curve": None, "first": None})
-            write_json(folder / "sweep.json", sweep.to_dict("mue tune", {}))
+                ledger.write(point.id, Outcome("finished", loss, seconds=1.0))
+            write_json(folder / "sweep.json", sweep.to_plan("mue tune", {}).to_dict())
 
         return write
 

@@ -20,13 +20,13 @@ torch = pytest.importorskip("torch")
 
 from complete_mue.errors import RunError  # noqa: E402
 from complete_mue.lab.train import checkpoint  # noqa: E402
-from complete_mue.lab.train.__main__ import main as train_command  # noqa: E402
 from complete_mue.lab.train.config import RunConfig, override, read_config  # noqa: E402
 from complete_mue.lab.train.loop import train  # noqa: E402
 from complete_mue.lab.train.parallel import check_dealing  # noqa: E402
 from complete_mue.lab.train.run_folder import read_metrics  # noqa: E402
 from complete_mue.lab.train.sharded_tensors import Part, Pieces  # noqa: E402
 from device_rank import FULL  # noqa: E402
+from in_process import mue  # noqa: E402
 from parallel_rank import RUNS, config_of, trained  # noqa: E402
 
 STEPS = 20
@@ -94,7 +94,8 @@ def test_four_ranks_cut_and_dealt_out_over_two_and_four(tmp_path: Path) -> None:
 def command(run: Path, *more: str) -> list[str]:
     return [
         "-m",
-        "complete_mue.lab.train",
+        "complete_mue",
+        "train",
         *RUNS["shared"],
         "checkpoint_every=5",
         "device=cpu",
@@ -195,13 +196,27 @@ def test_a_divergence_is_not_repeated(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "result.json").read_text())["status"] == "diverged"
 
 
-def test_memory_per_rank_without_training(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "8")
-    assert train_command(["lm_tiny:8e2a", "expert_parallel=4", "--dry-run"]) == 0
-    out = capsys.readouterr().out
-    assert "memory per rank" in out
-    assert "on 8 ranks, experts over 4" in out
+def as_rank(patch: pytest.MonkeyPatch, folder: Path, rank: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    patch.setenv("RANK", str(rank))
+    patch.setenv("WORLD_SIZE", "8")
+    patch.setattr("complete_mue.cli._leave", sys.exit)  # a rank leaves without the interpreter's end: not this process
+    return mue("train", "lm_tiny:8e2a", *arguments, cwd=folder)
+
+
+def test_memory_per_rank_without_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = as_rank(monkeypatch, tmp_path, 0, "expert_parallel=4", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "memory per rank" in done.stdout
+    assert "on 8 ranks, experts over 4" in done.stdout
+
+
+def test_other_ranks_say_nothing_but_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quiet = as_rank(monkeypatch, tmp_path, 3, "expert_parallel=4", "--dry-run")
+    assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
+    refused = as_rank(monkeypatch, tmp_path, 3, "expert_parallel=3", "--out", str(tmp_path))
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "rank 3" in refused.stderr
+    assert "expert_parallel = 3" in refused.stderr
 
 
 # -- the path of many GPUs, on one ---------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ def _load(name: str, path: Path) -> ModuleType:
     return module
 
 
-LOAD = _load("web_load", ROOT / "bench" / "web_load.py")
+LOAD = _load("web_load", ROOT / "tests" / "stress" / "web_load.py")
 SWEEPS = _load("synthetic_sweeps", ROOT / "tests" / "report" / "conftest.py")
 
 

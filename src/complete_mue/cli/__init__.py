@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from typing import NoReturn
 
 import typer
 
@@ -48,7 +49,15 @@ def main() -> None:
         status = _fail(f"not enough memory ({reason}); give a smaller shape, batch or sequence")
     except OSError as problem:
         status = _fail(str(FileError(f"{problem.filename or 'output'}: {problem.strerror or problem}")))
-    sys.exit(status if isinstance(status, int) else 0)
+    _leave(status if isinstance(status, int) else 0)
+
+
+def _leave(status: int) -> NoReturn:
+    if "RANK" in os.environ and "torch" in sys.modules:
+        from complete_mue.lab.train.parallel import leave
+
+        leave(status)
+    sys.exit(status)
 
 
 def _out_of_memory(problem: Exception) -> bool:
@@ -69,5 +78,6 @@ def _message(problem: Exception) -> str:
 
 
 def _fail(message: str) -> int:
-    print(f"mue: error: {' '.join(message.split())}", file=sys.stderr)
+    rank = f" rank {os.environ['RANK']}:" if "RANK" in os.environ else ""
+    print(f"mue:{rank} error: {' '.join(message.split())}", file=sys.stderr)
     return 2

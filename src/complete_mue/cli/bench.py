@@ -150,3 +150,22 @@ def bench_train_command(
         Console(highlight=False).print(result.table())
     if out:
         notes.print(f"wrote {result.write(out)}")
+
+
+@bench.command("attention")
+def bench_attention_command() -> None:
+    """Time attention over short rows: one kernel each way against torch's. NVIDIA GPUs.
+
+    Example:  mue bench attention
+    """
+    need_torch("mue bench")
+    import torch
+
+    from complete_mue.lab.bench.attention import TOKENS, WIDTH, run
+    from complete_mue.lab.bench.machine import machine
+
+    rows, where = run(), ", ".join(machine(torch.device("cuda")).values())
+    print(f"{where}, {TOKENS:,} tokens, width {WIDTH}, bfloat16\ntokens  head_dim  plain ms  one kernel ms  ratio")
+    for row in rows:
+        times = f"{row.plain_ms:8.3f}  {row.kernel_ms:13.3f}  {row.plain_ms / row.kernel_ms:5.2f}"
+        print(f"{row.tokens:6d}  {row.head_dim:8d}  {times}", flush=True)

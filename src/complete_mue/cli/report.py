@@ -59,8 +59,8 @@ def report_command(
     """
     from rich.console import Console
 
+    from complete_mue.lab.records import find_sweeps
     from complete_mue.lab.report.html_page import report_dict
-    from complete_mue.lab.report.stored import find_sweeps
     from complete_mue.lab.report.summary import summarize
 
     console, notes = Console(highlight=False, markup=False), Console(stderr=True, highlight=False, markup=False)
@@ -72,7 +72,7 @@ def report_command(
         raise FileError(f"{what}: say where the report goes with --out")
     found = list(dict.fromkeys(sweep for place in places for sweep in find_sweeps(place)))
     if pack is not None:
-        from complete_mue.lab.report.pack import pack_sweeps
+        from complete_mue.lab.records.pack import pack_sweeps
 
         with notes.status("packing"):
             found = pack_sweeps(found, pack)

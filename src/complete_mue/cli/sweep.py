@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-import shlex
 import sys
 import time
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,14 +13,12 @@ import typer
 
 from complete_mue.cli.app import app, need_torch
 from complete_mue.cli.report import show
-from complete_mue.errors import FileError, RunError, nearest
+from complete_mue.cli.sweep_progress import shown
+from complete_mue.errors import RunError
 
 if TYPE_CHECKING:
-    from complete_mue.lab.sweep.executor import Executor
     from complete_mue.lab.sweep.grid import Sweep
-    from complete_mue.lab.sweep.run import Status
-
-EXECUTORS = ("auto", "here", "processes", "ray")
+    from complete_mue.lab.sweep.launch import Launch
 
 Task = Annotated[str, typer.Option("--task", help="lm (language) or dit (diffusion).")]
 Scale = Annotated[
@@ -92,7 +88,7 @@ def sweep_command(
     target: Annotated[
         list[str] | None,
         typer.Option(
-            "--target", metavar="LAYOUT|KEY=VALUE,...", help="For roles: what to probe, such as 64e2a; repeat."
+            "--target", metavar="LAYOUT,KEY=VALUE,...", help="For roles: what to probe, such as 64e2a; repeat."
         ),
     ] = None,
     role: Annotated[
@@ -130,59 +126,26 @@ def sweep_command(
                mue sweep roles --target 16e2a --role expert_up --role expert_down
     """
     need_torch("mue sweep")
-    if figure.endswith(".toml") and (hyper or span or octaves or per_octave != 1):
-        raise RunError(
-            f"{figure}: --hyper, --span, --octaves and --per-octave are for named figures; write [scan] there"
-        )
-    reach = _reach(span, octaves)
-    if figure != "roles" and (target or role):
-        raise RunError(f"{figure}: --target and --role are for `mue sweep roles`, which scans one role at a time")
-    request = {
-        "figure": _file_key(figure) if figure.endswith(".toml") else figure, "task": task, "scale": scale,
-        "reference": _file_key(reference) if reference else None, "rules": rules, "hyper": hyper, "seeds": seeds,
-        "span": list(reach) if isinstance(reach, tuple) else reach, "per_octave": per_octave, "set": overrides,
-        **_version(),
-        **({"target": target, "role": role} if figure == "roles" else {}),
-    }  # fmt: skip
-    name = Path(figure).stem
-    folder = out or Path("runs") / f"{task}-{name}-{scale}"
-    if not dry_run and _already_done(folder, request, retry_failed):
-        return
-    from complete_mue.lab.sweep.figures import base_config
-    from complete_mue.lab.sweep.figures import figure as named
-    from complete_mue.lab.sweep.grid import pinned_sweep
-    from complete_mue.lab.sweep.ledger import Ledger
-    from complete_mue.lab.sweep.run import check_data
-    from complete_mue.lab.sweep.sweep_toml import read_sweep_file
-    from complete_mue.layout.toml_files import read_reference
+    from complete_mue import __version__
+    from complete_mue.lab.records import Ledger
+    from complete_mue.lab.sweep.request import SweepRequest, refuse_failures
 
-    tuned = read_reference(reference) if reference else None
-    if figure.endswith(".toml"):
-        sweep = read_sweep_file(Path(figure), seeds=seeds, rules=rules, overrides=overrides or (), reference=tuned)
-    else:
-        base = base_config(task, scale, tuned, overrides or ())
-        options: dict[str, Any] = {
-            "rules": rules or ("complete_mue",), "seeds": range(seeds) if seeds else None, "span": reach,
-            "per_octave": per_octave, "hypers": hyper,
-        }  # fmt: skip
-        if figure == "roles":
-            from complete_mue.lab.sweep.roles import role_sweep
-
-            sweep = role_sweep(base, scale, target or (), roles=role, **options)
-        else:
-            sweep = named(figure, base, scale, **options)
+    request = SweepRequest(
+        figure, task, scale, reference, rules, hyper, target, role, seeds, _reach(span, octaves), per_octave, overrides
+    )
+    folder = out or request.folder
     if dry_run:
-        _describe(sweep)
+        _describe(request.sweep())
         return
-    sweep = pinned_sweep(sweep)
-    if address is None:  # a cluster may have the data where this machine has none
-        check_data(sweep)
-    place = _executor(executor, workers, address, sweep)
-    _run(sweep, folder, place, replicas, workers, request, retry_failed, known or (), trust_known)
-    points = [point.id for point in sweep.points()]
-    if len(Ledger(folder).failures(points)) < len(points):
-        _report(folder)
-    _refuse_failures(folder, points, "--retry-failed")
+    asked = {**request.to_dict(), "version": __version__}
+    if not _already_done(folder, asked, retry_failed):
+        from complete_mue.lab.sweep.launch import Launch
+
+        launch = Launch(executor, workers, address, replicas, known or (), trust_known)
+        points = _run(launch, request.sweep(), folder, request=asked, retry_failed=retry_failed)
+        if len(Ledger(folder).failures(points)) < len(points):
+            _report(folder)
+        refuse_failures(folder, points, "--retry-failed")
 
 
 @app.command("tune")
@@ -214,19 +177,18 @@ def tune_command(
     Example:  mue tune lm --scale tiny --hyper lr
     """
     need_torch("mue tune")
+    from complete_mue.lab.records.schema import HYPERS
     from complete_mue.lab.sweep.figures import SEEDS, base_config
-    from complete_mue.lab.sweep.hypers import HYPERS
+    from complete_mue.lab.sweep.launch import Launch
     from complete_mue.lab.sweep.tune import tune
 
     base = base_config(task, scale, None, overrides or ())
     folder = out or Path("runs") / f"{task}-tune-{scale}"
-
-    def run(sweep: Sweep, place: Path) -> None:
-        _run_whole(sweep, place, executor, workers, address, replicas, known or (), trust_known)
-
+    launch = Launch(executor, workers, address, replicas, known or (), trust_known)
     _, found = tune(
-        base, folder, run, scale=scale, hypers=tuple(hyper or (*HYPERS, "lr")), per_octave=per_octave,
-        span=span or (3 if scale == "tiny" else 4), seeds=range(seeds) if seeds else SEEDS[scale],
+        base, folder, partial(_run_whole, launch), scale=scale, hypers=tuple(hyper or (*HYPERS, "lr")),
+        span=span or (3 if scale == "tiny" else 4), per_octave=per_octave,
+        seeds=range(seeds) if seeds else SEEDS[scale],
     )  # fmt: skip
     for tuned in found:
         print(tuned.says)
@@ -249,15 +211,13 @@ def quickstart_command(
     Example:  mue quickstart --out runs/quickstart
     """
     need_torch("mue quickstart")
+    from complete_mue.lab.sweep.launch import Launch
     from complete_mue.lab.sweep.quickstart import SPAN, base, sweep_of
     from complete_mue.lab.sweep.tune import tune
 
     began = time.monotonic()
     print("1. Tuning the learning rate of a tiny dense model …")
-
-    def run(sweep: Sweep, place: Path) -> None:
-        _run_whole(sweep, place, "processes", workers, None, None)
-
+    run = partial(_run_whole, Launch("processes", workers))
     reference, found = tune(base(), out / "tune", run, scale="quickstart", hypers=("lr",), span=SPAN, seeds=(0,))
     print(f"   optimum lr {found[0].optimum.value:.3g}, loss {found[0].optimum.loss:.3f}")
     print("2. Transferring it, and sweeping every target to see where its own optimum lies …")
@@ -283,102 +243,32 @@ def _reach(span: int | None, octaves: str | None) -> int | tuple[float, float] |
     return found
 
 
-# -- running ------------------------------------------------------------------------------------------------------
+def _run(launch: Launch, sweep: Sweep, folder: Path, **options: Any) -> list[str]:
+    from complete_mue.lab.sweep.launch import as_typed
 
-
-def _run(
-    sweep: Sweep, folder: Path, executor: Executor, replicas: int | None, workers: int | None,
-    request: dict[str, Any], retry_failed: bool, known: Sequence[Path] = (), trust_known: bool = False,
-) -> None:  # fmt: skip
-    from complete_mue.lab.sweep.capacity import replicas_that_fit
-    from complete_mue.lab.sweep.run import run
-    from complete_mue.lab.train.trainer import pick_device
-
-    device = pick_device(sweep.reference.config.device)
-    with _shown(sweep) as show:
-        run(
-            sweep, folder, executor, command=_command(), request=request, known=known, trust_known=trust_known,
-            retry_failed=retry_failed, show=show, warn=lambda text: print(f"warning: {text}", file=sys.stderr),
-            replicas=lambda point: replicas or replicas_that_fit(point.config, device, workers=workers or 1),
+    with shown(sweep.title) as show:
+        return launch.run(
+            sweep, folder, command=as_typed(sys.argv[1:]), show=show,
+            warn=lambda text: print(f"warning: {text}", file=sys.stderr), **options,
         )  # fmt: skip
 
 
-def _run_whole(
-    sweep: Sweep, folder: Path, executor: str, workers: int | None, address: str | None, replicas: int | None,
-    known: Sequence[Path] = (), trust_known: bool = False,
-) -> None:  # fmt: skip
+def _run_whole(launch: Launch, sweep: Sweep, folder: Path) -> None:
     """Run all of a sweep, what failed before too, or end with the cause: what follows needs every point."""
-    from complete_mue.lab.sweep.grid import pinned_sweep
-    from complete_mue.lab.sweep.run import check_data
+    from complete_mue.lab.sweep.request import refuse_failures
 
-    sweep = pinned_sweep(sweep)
-    if address is None:  # a cluster may have the data where this machine has none
-        check_data(sweep)
-    place = _executor(executor, workers, address, sweep)
-    _run(sweep, folder, place, replicas, workers, {}, True, known, trust_known)
-    _refuse_failures(folder, [point.id for point in sweep.points()], "the same command")
-
-
-def _refuse_failures(folder: Path, points: Sequence[str], again: str) -> None:
-    """End with an error where runs failed (a divergence is a result, not a failure)."""
-    from complete_mue.lab.sweep.ledger import Ledger
-
-    if failures := Ledger(folder).failures(points):
-        raise RunError(
-            f"{len(failures)} of {len(points)} runs failed, the first with: {failures[0]}; when that is mended, "
-            f"{again} runs them again"
-        )
-
-
-def _executor(name: str, workers: int | None, address: str | None, sweep: Sweep) -> Executor:
-    from complete_mue.lab.sweep.capacity import cores
-    from complete_mue.lab.sweep.executor import Here, Processes
-    from complete_mue.lab.train.trainer import pick_device
-
-    if name not in EXECUTORS:
-        raise RunError(f"executor {name!r}{nearest(name, EXECUTORS)}: give one of {', '.join(EXECUTORS)}")
-    gpu = pick_device(sweep.reference.config.device).type == "cuda"
-    if name == "ray":
-        from complete_mue.lab.sweep.ray_cluster import RayCluster
-
-        return RayCluster(address, gpu=gpu)
-    if address:
-        raise RunError(f"--address {address!r} without --executor ray: an address is a Ray cluster's")
-    if name == "here" or (name == "auto" and gpu and not workers):
-        return Here()
-    return Processes(workers or (1 if gpu else cores()))
+    refuse_failures(folder, _run(launch, sweep, folder, retry_failed=True), "the same command")
 
 
 def _already_done(folder: Path, request: dict[str, Any], retry_failed: bool) -> bool:
-    from complete_mue.lab.sweep.ledger import settled
+    from complete_mue.lab.sweep.request import refuse_failures
+    from complete_mue.lab.sweep.settled import settled
 
     points = settled(folder, request, retry_failed=retry_failed)
     if points is not None:
         print(f"nothing to do: all {len(points)} points of {folder} are done; see `mue report {folder}`")
-        _refuse_failures(folder, points, "--retry-failed")
+        refuse_failures(folder, points, "--retry-failed")
     return points is not None
-
-
-def _version() -> dict[str, str]:
-    from complete_mue import __version__
-
-    return {"version": __version__}
-
-
-def _file_key(path: Path | str) -> str:
-    try:
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    except OSError as problem:
-        raise FileError(f"{path}: {problem.strerror}") from None
-
-
-def _command() -> str:
-    """What the records' reader would type: without `--known`, which saves work and changes no result."""
-    words = [word for word in ("mue", *sys.argv[1:]) if word != "--trust-known"]
-    taken = {place for place, word in enumerate(words) if word == "--known"}
-    return shlex.join(
-        word for place, word in enumerate(words) if not {place, place - 1} & taken and not word.startswith("--known=")
-    )
 
 
 def _describe(sweep: Sweep) -> None:
@@ -409,60 +299,3 @@ def _report(folder: Path) -> None:
     written = write_report([summary], folder, lambda path: None)
     show(summary, console)
     print(f"report: {next(path for path in written if path.suffix == '.html')}")
-
-
-# -- progress -----------------------------------------------------------------------------------------------------
-
-
-def _shown(sweep: Sweep) -> Any:
-    """One line per running group and one for the whole; without a terminal, a line now and then."""
-    import contextlib
-
-    from rich.console import Console, Group
-    from rich.live import Live
-    from rich.text import Text
-
-    console = Console(stderr=True, highlight=False)
-
-    @contextlib.contextmanager
-    def live() -> Any:
-        with Live(console=console, refresh_per_second=4, transient=True) as view:
-            yield lambda status: view.update(Group(*(Text(line) for line in _lines(sweep.title, status))))
-
-    @contextlib.contextmanager
-    def plain() -> Any:
-        last = [time.monotonic(), 0]
-
-        def show(status: Status) -> None:
-            if time.monotonic() - last[0] > 10 or (status.done == status.total and status.done != last[1]):
-                last[:] = [time.monotonic(), status.done]
-                print(_lines(sweep.title, status)[-1], file=sys.stderr)
-
-        yield show
-
-    return live() if console.is_terminal else plain()
-
-
-def _lines(title: str, status: Status) -> list[str]:
-    lines = []
-    for group in status.running:
-        steps = group.points[0].config.budget.steps
-        best = "" if group.best is None else f"  best {group.best:.3f}"
-        spent = time.monotonic() - group.since
-        left = f"  {_clock(spent * (steps - group.step) / group.step)} left" if group.step else ""
-        lines.append(f"  {group.label:28} {_bar(group.step / steps)} step {group.step}/{steps}{best}{left}")
-    facts = [f"{status.done}/{status.total} points"]
-    facts += [f"{status.failed} failed"] if status.failed else []
-    facts += [f"best {status.best[0]:.4f} ({status.best[1]})"] if status.best else []
-    facts += [f"{_clock(status.seconds_left)} left"] if status.seconds_left is not None else []
-    return [*lines, f"{title}: {'  '.join(facts)}"]
-
-
-def _bar(share: float, width: int = 16) -> str:
-    full = round(share * width)
-    return "█" * full + "░" * (width - full)
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"

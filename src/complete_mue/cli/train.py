@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,12 +40,16 @@ def train_command(
 ) -> None:
     """Train a recipe. Ctrl-C and SIGTERM save and leave; --resume goes on to the same bits.
 
-    Example:  mue train lm_tiny:16e4a budget.steps=200 betas=hold --out runs/moe
+    torchrun starts it on many GPUs; only the first rank prints. Ranks that torchrun starts again go on.
+
+    Examples:  mue train lm_tiny:16e4a budget.steps=200 betas=hold --out runs/moe
+               torchrun --nproc-per-node 8 -m complete_mue train lm_large task.source=DATA expert_parallel=8 --resume
     """
     need_torch("mue train")
     from complete_mue.lab.recipes import RECIPES, configured
     from complete_mue.lab.train.config import read_config
-    from complete_mue.lab.train.loop import train
+    from complete_mue.lab.train.estimate import Machine, estimate
+    from complete_mue.lab.train.torchrun import train_on_ranks
     from complete_mue.lab.train.trainer import pick_device
 
     if resume and restart:
@@ -54,16 +62,20 @@ def train_command(
     else:
         raise RunError(f"no recipe: give one of {', '.join(RECIPES)}, or --resume --out DIR to go on with a run's own")
     pick_device(config.device)
+    first, ranks = os.environ.get("RANK", "0") == "0", int(os.environ.get("WORLD_SIZE", "1"))
     if dry_run:
-        _dry_run(config)
+        if "RANK" not in os.environ:
+            _dry_run(config)
+        elif first:
+            print(f"{config.name}\n{estimate(config, ranks, Machine()).memory()}")
         return
     run = out or Path("runs") / config.name
-    with _progress(config) as (report, warn):
-        result = train(config, run, resume=resume, restart=restart, report=report, warn=warn)
-    print(
-        f"{result.status} after {result.steps} steps" + (f", loss {result.loss:.4f}" if result.loss is not None else "")
-    )
-    print(f"in {run}")
+    with _progress(config, shown=first and sys.stderr.isatty()) as (report, warn):
+        result = train_on_ranks(config, run, resume=resume, restart=restart, report=report, warn=warn)
+    if first:
+        together = f" on {ranks} ranks" if "RANK" in os.environ else ""
+        loss = "" if result.loss is None else f", loss {result.loss:.4f}"
+        print(f"{result.status} after {result.steps} steps{together}{loss}\nin {run}")
     if result.status != "finished":
         raise typer.Exit(3 if result.status == "diverged" else 130)
 
@@ -96,36 +108,24 @@ def _dry_run(config: Any) -> None:
     print(config.plan)
 
 
-def _progress(config: Any) -> Any:
-    """A bar with loss, tokens per second, utilisation and time left; a line per report where there is no terminal."""
-    import contextlib
-    import sys
-
+@contextmanager
+def _progress(config: Any, *, shown: bool) -> Iterator[tuple[Callable[[dict[str, Any]], None], Callable[[str], None]]]:
+    """A bar with loss, tokens per second, utilisation and time left; a line per report where it is not shown."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[facts]}"))
+    with Progress(*columns, console=console, disable=not shown) as bar:
+        task = bar.add_task(config.name, total=config.budget.steps, facts="")
 
-    @contextlib.contextmanager
-    def shown() -> Any:
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[facts]}"),
-        )
-        with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as bar:
-            task = bar.add_task(config.name, total=config.budget.steps, facts="")
+        def report(line: dict[str, Any]) -> None:
+            facts = _facts(line)
+            bar.update(task, completed=line["step"] + 1, facts=facts)
+            if not shown:
+                print(f"step {line['step'] + 1}/{config.budget.steps}  {facts}", file=sys.stderr, flush=True)
 
-            def report(line: dict[str, Any]) -> None:
-                facts = _facts(line)
-                bar.update(task, completed=line["step"] + 1, facts=facts)
-                if not sys.stderr.isatty():
-                    print(f"step {line['step'] + 1}/{config.budget.steps}  {facts}", file=sys.stderr)
-
-            yield report, lambda text: console.print(f"warning: {text}")
-
-    return shown()
+        yield report, lambda text: console.print(f"warning: {text}")
 
 
 def _facts(line: dict[str, Any]) -> str:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from complete_mue.errors import FileError, MueError
+from complete_mue.lab.records.store import LEDGER, SWEEP_FILE
 from complete_mue.lab.report.html_page import report_html
-from complete_mue.lab.report.stored import LEDGER, SWEEP_FILE
 from complete_mue.lab.report.summary import Summary, summarize
 
 LARGEST_REPORT = 64 * 2**20

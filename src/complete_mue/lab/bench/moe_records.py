@@ -160,7 +160,8 @@ class BenchResult:
         figure.suptitle(", ".join(self.machine.values()), fontsize="small", color="gray")
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=160)
+        with whole(path) as file:
+            figure.savefig(file, dpi=160, format=path.suffix[1:] or "png")
         return path
 
     def _draw(self, panel: Any, figure: str) -> None:

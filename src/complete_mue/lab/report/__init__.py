@@ -1,7 +1,5 @@
 """Reads the records of a sweep and shows whether the transfer held. Reads records, never models; needs no torch.
 
-stored      where a sweep lies: a folder, or one packed file;  sheet  its JSON, typed;  records  what it says
-union       two parts of one sweep as one;  pack  the packed files
 fit         the optimum of one loss curve
 values      the runs of one curve: means over seeds, and their noise
 curves      optimum, drift and regret of one target, with errors from the seeds
@@ -13,10 +11,9 @@ tables, pictures -> svg, html, plots, files     for the terminal, the page, PNG,
 article     many sweeps on one Markdown page, which may hold words of one's own
 """
 
+from complete_mue.lab.records import find_sweeps, read_sweep
 from complete_mue.lab.report.fit import Basin, Optimum, optimum_of
-from complete_mue.lab.report.records import read_sweep
 from complete_mue.lab.report.speedup import Speedup, speedup_curves
-from complete_mue.lab.report.stored import find_sweeps
 from complete_mue.lab.report.summary import Summary, summarize
 
 __all__ = [

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 
+from complete_mue.lab.records.schema import TASKS as TASKS
+
 LABELS = {
     "lr": "learning rate", "weight_decay": "weight decay", "init_std": "init std",
     "lr_same_decay": "learning rate at the same decay",
 }  # fmt: skip
 UNITS = {"lm": "nats", "dit": "in loss"}  # of a loss: cross-entropy, or the flow-matching error
-TASKS = {"lm": "language model", "dit": "diffusion transformer"}
 
 
 def label(hyper: str) -> str:

@@ -20,9 +20,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 from complete_mue.errors import FileError
+from complete_mue.lab.records.pack import file_stem, portable
 from complete_mue.lab.report.across_sweeps import overview_lines, overview_table, tallies
 from complete_mue.lab.report.labels import TASKS, code, escaped, label, short_count, with_unit
-from complete_mue.lab.report.pack import file_stem, portable
 from complete_mue.lab.report.pictures import Picture, pictures
 from complete_mue.lab.report.plots import write_png
 from complete_mue.lab.report.summary import Scan, Summary

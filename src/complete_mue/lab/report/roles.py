@@ -131,11 +131,15 @@ class Power:
 
 
 def power_of(curves: Sequence[Curve], sparsity: dict[str, float | None]) -> Power | None:
-    """The power law through the curves of one role and rule set; None with fewer than three sparsities above 1."""
+    """The power law through the curves of one role and rule set; None with fewer than three sparsities above 1.
+
+    Targets that change more than the layout (``KEY=VALUE``) test the law and take no part in its fit.
+    """
     fits = [
         (curve, math.log2(sparse), curve.drift, curve.drift_error)
         for curve in curves
         if (sparse := sparsity.get(curve.target)) and curve.drift is not None and curve.drift_error
+        if "=" not in curve.target
     ]
     if len({x for _, x, _, _ in fits if x > 0}) < 3:
         return None

@@ -11,15 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from complete_mue.lab.records import Outcome, PlannedPoint, PlannedTarget, StoredSweep, read_sweep
+from complete_mue.lab.records.schema import HYPERS
 from complete_mue.lab.report.curves import Curve, fit_curve
 from complete_mue.lab.report.labels import UNITS, label
-from complete_mue.lab.report.records import Outcome, Point, Sweep, Target, read_sweep
 from complete_mue.lab.report.roles import Power, is_role, judged, power_of, role_lines
 from complete_mue.lab.report.speedup import Speedup, bin_middles, speedup_curves
 from complete_mue.lab.report.values import close, scan_noise, value_points
 from complete_mue.lab.report.verdict import Line, Sized, judge, scaling_lines, scan_lines
-
-HYPERS = ("lr", "weight_decay", "init_std")
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class Summary:
     unit: str
     reference: str
     tuned: dict[str, float]
-    targets: tuple[Target, ...]
+    targets: tuple[PlannedTarget, ...]
     progress: Progress
     scaling: bool  # one value per target: loss against size is the picture, there is no optimum
     size: str  # "active" or "total": the count of parameters that grows along the sweep
@@ -97,7 +96,7 @@ class Summary:
             del data["powers"]
         return {key: _plain(value) for key, value in data.items()}
 
-    def target(self, name: str) -> Target:
+    def target(self, name: str) -> PlannedTarget:
         """The target of that name."""
         return next(target for target in self.targets if target.name == name)
 
@@ -105,12 +104,12 @@ class Summary:
 def summarize(folder: str | Path) -> Summary:
     """Read a sweep's folder and compute its optima, drifts, regrets, speedups and verdict."""
     sweep = read_sweep(folder)
-    unit = UNITS[sweep.task]
+    unit = UNITS[sweep.plan.task]
     scaling = _single_valued(sweep)
-    scans = () if scaling else _scans(sweep, unit)
+    scans = () if scaling else _scans(sweep)
     runs = _transferred_runs(sweep, scaling)
-    actives = {target.active for target in sweep.targets}
-    size = "active" if len(actives) == len(sweep.targets) else "total"
+    actives = {target.active for target in sweep.plan.targets}
+    size = "active" if len(actives) == len(sweep.plan.targets) else "total"
     progress = _progress(sweep)
     whole = [scan for scan in scans if not is_role(scan.hyper)]
     lines = [line for scan in whole for line in scan_lines(scan.hyper, scan.tuned, sweep.reference, scan.curves, unit)]
@@ -120,16 +119,16 @@ def summarize(folder: str | Path) -> Summary:
     if scaling:
         lines += scaling_lines(_by_size(sweep, runs, size), unit, size)
     return Summary(
-        name=sweep.name,
-        title=sweep.title,
-        task=sweep.task,
-        scale=sweep.scale,
-        command=sweep.command,
-        axis=sweep.axis,
+        name=sweep.plan.name,
+        title=sweep.plan.title,
+        task=sweep.plan.task,
+        scale=sweep.plan.scale,
+        command=sweep.plan.command,
+        axis=sweep.plan.axis,
         unit=unit,
         reference=sweep.reference,
         tuned=dict(sweep.tuned),
-        targets=sweep.targets,
+        targets=sweep.plan.targets,
         progress=progress,
         scaling=scaling,
         size=size,
@@ -140,9 +139,9 @@ def summarize(folder: str | Path) -> Summary:
     )
 
 
-def _powers(sweep: Sweep, scans: Sequence[Scan]) -> tuple[Power, ...]:
+def _powers(sweep: StoredSweep, scans: Sequence[Scan]) -> tuple[Power, ...]:
     """For every role that was scanned on several sparsities, by each rule set."""
-    sparsity = {target.name: target.x for target in sweep.targets}
+    sparsity = {target.name: target.x for target in sweep.plan.targets}
     groups = [
         [curve for curve in scan.curves if curve.rules == rules]
         for scan in scans
@@ -152,15 +151,15 @@ def _powers(sweep: Sweep, scans: Sequence[Scan]) -> tuple[Power, ...]:
     return tuple(power for group in groups if (power := power_of(group, sparsity)) is not None)
 
 
-def _single_valued(sweep: Sweep) -> bool:
+def _single_valued(sweep: StoredSweep) -> bool:
     values: dict[tuple[str, str, str], set[float]] = {}
-    for point in sweep.points:
+    for point in sweep.plan.points:
         values.setdefault((point.hyper, point.rules, point.target), set()).add(point.value)
     return all(len(found) == 1 for found in values.values())
 
 
-def _progress(sweep: Sweep) -> Progress:
-    ids = {point.id for point in sweep.points}
+def _progress(sweep: StoredSweep) -> Progress:
+    ids = {point.id for point in sweep.plan.points}
     found = [sweep.outcomes[id_] for id_ in ids if id_ in sweep.outcomes]
     status = [outcome.status for outcome in found]
     return Progress(
@@ -169,7 +168,7 @@ def _progress(sweep: Sweep) -> Progress:
         diverged=status.count("diverged"),
         failed=status.count("failed"),
         missing=len(ids) - len(found),
-        seeds=len({point.seed for point in sweep.points}),
+        seeds=len({point.seed for point in sweep.plan.points}),
         seconds=math.fsum(sorted(outcome.seconds for outcome in found)),
     )
 
@@ -197,19 +196,20 @@ def _off_grid_lines(scans: Sequence[Scan], runs: Sequence[TransferredRun]) -> li
     return [Line("note", text)]
 
 
-def _scans(sweep: Sweep, unit: str) -> tuple[Scan, ...]:
-    hypers = dict.fromkeys(point.hyper for point in sweep.points)
+def _scans(sweep: StoredSweep) -> tuple[Scan, ...]:
+    hypers = dict.fromkeys(point.hyper for point in sweep.plan.points)
     order = sorted(hypers, key=lambda name: HYPERS.index(name) if name in HYPERS else len(HYPERS))
-    return tuple(_scan(sweep, hyper, unit) for hyper in order)
+    return tuple(scan_of(sweep, hyper) for hyper in order)
 
 
-def _scan(sweep: Sweep, hyper: str, unit: str) -> Scan:
-    tuned = sweep.tuned[hyper]
-    groups: dict[tuple[str, str], list[tuple[Point, Outcome | None]]] = {}
-    for point in sweep.points:
+def scan_of(sweep: StoredSweep, hyper: str) -> Scan:
+    """One hyperparameter's curves, judged."""
+    tuned, unit = sweep.tuned[hyper], UNITS[sweep.plan.task]
+    groups: dict[tuple[str, str], list[tuple[PlannedPoint, Outcome | None]]] = {}
+    for point in sweep.plan.points:
         if point.hyper == hyper:
             groups.setdefault((point.rules, point.target), []).append((point, sweep.outcomes.get(point.id)))
-    places = {target.name: i for i, target in enumerate(sweep.targets)}
+    places = {target.name: i for i, target in enumerate(sweep.plan.targets)}
     rules = _rule_order(sweep)
     order = sorted(groups, key=lambda key: (key[1] != sweep.reference, rules.index(key[0]), places[key[1]]))
     found = {key: value_points(groups[key]) for key in order}
@@ -224,14 +224,14 @@ def _scan(sweep: Sweep, hyper: str, unit: str) -> Scan:
     return Scan(hyper, tuned, tuple(_judged(curve, reference, unit) for curve in curves))
 
 
-def _named(points: Iterable[Point]) -> str:
+def _named(points: Iterable[PlannedPoint]) -> str:
     """A short name of a set of runs, by their ids."""
     return hashlib.sha256(" ".join(sorted(point.id for point in points)).encode()).hexdigest()[:16]
 
 
-def _rule_order(sweep: Sweep) -> list[str]:
+def _rule_order(sweep: StoredSweep) -> list[str]:
     """That of the reference's own runs first, then as the sweep has them."""
-    return list(dict.fromkeys(p.rules for p in sorted(sweep.points, key=lambda p: p.target != sweep.reference)))
+    return list(dict.fromkeys(p.rules for p in sorted(sweep.plan.points, key=lambda p: p.target != sweep.reference)))
 
 
 def _judged(curve: Curve, reference: Curve | None, unit: str) -> Curve:
@@ -249,14 +249,14 @@ def _judged(curve: Curve, reference: Curve | None, unit: str) -> Curve:
     return dataclasses.replace(curve, status=status, says=says)
 
 
-def _transferred_runs(sweep: Sweep, scaling: bool) -> tuple[TransferredRun, ...]:
+def _transferred_runs(sweep: StoredSweep, scaling: bool) -> tuple[TransferredRun, ...]:
     """Each target at the transferred values, once per rule set; the reference first."""
-    groups: dict[tuple[str, str], dict[str, Point]] = {}
-    for point in sweep.points:
+    groups: dict[tuple[str, str], dict[str, PlannedPoint]] = {}
+    for point in sweep.plan.points:
         if scaling or close(point.value, sweep.tuned[point.hyper]):
             groups.setdefault((point.rules, point.target), {})[point.id] = point
     rules = _rule_order(sweep)
-    places = {target.name: i for i, target in enumerate(sweep.targets)}
+    places = {target.name: i for i, target in enumerate(sweep.plan.targets)}
     order = sorted(groups, key=lambda key: (key[1] != sweep.reference, rules.index(key[0]), places[key[1]]))
     found = {
         key: {p.seed: sweep.outcomes[p.id] for p in groups[key].values() if p.id in sweep.outcomes} for key in order
@@ -297,16 +297,16 @@ def _mean(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
 
 
 def _mean_curve(outcomes: Sequence[Outcome]) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    ends = outcomes[0].curve_step if outcomes else ()
-    return ends, _mean([outcome.curve_loss for outcome in outcomes if outcome.curve_step == ends])
+    ends = outcomes[0].curve.step if outcomes else ()
+    return ends, _mean([outcome.curve.loss for outcome in outcomes if outcome.curve.step == ends])
 
 
 def _with_speedup(
-    run: TransferredRun, reference: Mapping[int, Outcome], target: Mapping[int, Outcome], sweep: Sweep
+    run: TransferredRun, reference: Mapping[int, Outcome], target: Mapping[int, Outcome], sweep: StoredSweep
 ) -> TransferredRun:
     """The run with its speedup, by the mean curves, and the spread over pairs of one seed. Steps of different batches
     cannot be compared: then there is none."""
-    models = sweep.target(sweep.reference), sweep.target(run.target)
+    models = sweep.plan.target(sweep.reference), sweep.plan.target(run.target)
     if models[0].batch_tokens != models[1].batch_tokens:
         return run
 
@@ -326,7 +326,7 @@ def _with_speedup(
     return dataclasses.replace(run, speedup=whole, speedup_median=whole.median, speedup_spread=spread)
 
 
-def _by_size(sweep: Sweep, runs: Sequence[TransferredRun], size: str) -> dict[str, list[Sized]]:
+def _by_size(sweep: StoredSweep, runs: Sequence[TransferredRun], size: str) -> dict[str, list[Sized]]:
     """Per rule set, smallest first; the reference stands in every one."""
     rules = dict.fromkeys(run.rules for run in runs)
     rows: dict[str, list[Sized]] = {}
@@ -334,7 +334,7 @@ def _by_size(sweep: Sweep, runs: Sequence[TransferredRun], size: str) -> dict[st
         chosen = [run for run in runs if run.rules == name or run.target == sweep.reference]
         sized = []
         for run in chosen:
-            target, error = sweep.target(run.target), (run.spread or 0.0) / math.sqrt(max(run.seeds, 1))
+            target, error = sweep.plan.target(run.target), (run.spread or 0.0) / math.sqrt(max(run.seeds, 1))
             sized.append(Sized(target.name, target.active, target.total, run.loss, error, run.diverged))
         rows[name] = sorted(sized, key=lambda row: getattr(row, size))
     return rows

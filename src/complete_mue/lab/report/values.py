@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from complete_mue.lab.report.records import Outcome, Point
+from complete_mue.lab.records import Outcome, PlannedPoint
 
 _NEAR = 2.5  # octaves
 _WILD = 4.0  # times the typical noise
@@ -66,16 +66,16 @@ def close(a: float, b: float) -> bool:
     return math.isclose(a, b, rel_tol=1e-6)
 
 
-def value_points(points: Iterable[tuple[Point, Outcome | None]]) -> tuple[ValuePoint, ...]:
+def value_points(points: Iterable[tuple[PlannedPoint, Outcome | None]]) -> tuple[ValuePoint, ...]:
     """Average over seeds, by value."""
-    values: dict[float, list[tuple[Point, Outcome | None]]] = {}
+    values: dict[float, list[tuple[PlannedPoint, Outcome | None]]] = {}
     for point, outcome in points:
         same = next((value for value in values if close(value, point.value)), point.value)
         values.setdefault(same, []).append((point, outcome))
     return tuple(_value_point(value, values[value]) for value in sorted(values))
 
 
-def _value_point(value: float, runs: list[tuple[Point, Outcome | None]]) -> ValuePoint:
+def _value_point(value: float, runs: list[tuple[PlannedPoint, Outcome | None]]) -> ValuePoint:
     losses = sorted((p.seed, o.loss) for p, o in runs if o is not None and o.loss is not None)
     return ValuePoint(
         value=value,

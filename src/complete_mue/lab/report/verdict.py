@@ -101,7 +101,13 @@ def scan_lines(hyper: str, tuned: float, reference: str, curves: Sequence[Curve]
     if groups:
         (lead, ours), *others = groups.items()
         at = {curve.target: curve for curve in ours}
-        beside = [beside_line(lead, [(at.get(c.target), c) for c in group], rules, unit) for rules, group in others]
+        beside = []
+        for rules, group in others:
+            both = [(at.get(c.target), c) for c in group]
+            beside += [
+                beside_line(lead, both, rules, unit),
+                *(gain_lines(lead, both, rules, unit) if rules in OURS else ()),
+            ]
         by = "" if own is not None and own.rules == lead else f" by {lead}"
         lines = [*_main_lines(hyper, tuned, reference, ours, unit, by), *lines, *beside]
     elif own is not None and own.optimum is not None and own.optimum.open is None:  # a scan of the reference alone
@@ -209,6 +215,16 @@ def beside_line(main: str, both: Sequence[tuple[Curve | None, Curve]], rules: st
     better = -more > threshold and not blown
     kind = "good" if rules in OURS else "bad"  # where a rival does better, that speaks against ours
     return Line(kind if better else "note", f"{text}: it does better here." if better else f"{text}.")
+
+
+def gain_lines(main: str, both: Sequence[tuple[Curve | None, Curve]], rules: str, unit: str) -> list[Line]:
+    """The difference at the transferred value, layout by layout, paired by seed."""
+    found = [(theirs.target, costs) for ours, theirs in both if ours and len(costs := _costs(ours, theirs)) > 1]
+    each = [
+        f"{target} {statistics.fmean(costs):+.4f} ± {statistics.stdev(costs) / math.sqrt(len(costs)):.4f}"
+        for target, costs in found
+    ]
+    return [Line("note", f"Loss by {rules} minus that by {main}, in {unit}: {', '.join(each)}.")] if each else []
 
 
 def _costs(ours: Curve, theirs: Curve) -> list[float]:

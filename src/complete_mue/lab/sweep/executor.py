@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
+from complete_mue.lab.records import Outcome
 from complete_mue.lab.train.config import RunConfig
 from complete_mue.layout.numbers import count
 
@@ -41,18 +42,18 @@ class Advanced:
 
 @dataclass(frozen=True)
 class Finished:
-    """A job's records, one per config, in order."""
+    """What a job's runs gave, one per config, in order."""
 
     number: int
-    records: tuple[dict[str, Any], ...]
+    outcomes: tuple[Outcome, ...]
 
 
 @dataclass(frozen=True)
 class Failed:
-    """A job that raised: the record of a failure."""
+    """A job that raised."""
 
     number: int
-    record: dict[str, Any]
+    outcome: Outcome
 
 
 @dataclass(frozen=True)
@@ -198,12 +199,12 @@ def _perform(job: Job, threads: int | None, tell: Any) -> None:
     from complete_mue.lab.sweep.worker import failure, work
 
     try:
-        records = work(
+        outcomes = work(
             job.configs,
             threads=threads,
             report=lambda step, losses: tell(Advanced(job.number, step, tuple(losses))),
         )
-        end: Event = Finished(job.number, tuple(records))
+        end: Event = Finished(job.number, tuple(outcomes))
     except OSError as problem:
         if isinstance(problem, BrokenPipeError):
             raise

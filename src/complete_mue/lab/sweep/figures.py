@@ -17,14 +17,13 @@ from dataclasses import dataclass
 
 from complete_mue.errors import RunError, nearest
 from complete_mue.lab.recipes import recipe
-from complete_mue.lab.report.records import Place
+from complete_mue.lab.records.schema import TASKS, Place
 from complete_mue.lab.sweep.grid import OWN_RULES, Scan, Sweep, Target
 from complete_mue.lab.sweep.hypers import Hyper
 from complete_mue.lab.train.config import RunConfig, override
 from complete_mue.layout import Budget, FeedForward, Reference
 
 SCALES = ("tiny", "small", "paper")
-TASKS = ("lm", "dit")
 _TINY = ("budget.steps=300",)
 # Four heads, not the proxies' two, and short rows of bytes: with two heads, or longer rows, seeds differ by more than
 # what is to be seen, probably by when they learn to copy from earlier in the row.

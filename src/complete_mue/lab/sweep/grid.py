@@ -10,17 +10,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from complete_mue.errors import MueError, RunError
-from complete_mue.lab.report.records import Place
-from complete_mue.lab.sweep.hypers import HYPERS, Hyper
+from complete_mue.lab.records.schema import HYPERS, Place, Plan, PlannedPoint, PlannedTarget, TunedReference
+from complete_mue.lab.sweep.hypers import Hyper
 from complete_mue.lab.train.config import RunConfig, TextTask
 from complete_mue.lab.train.data_digest import identity, pinned
 from complete_mue.layout import Role
 from complete_mue.layout.tensors import FEED_FORWARD_ROLES, block_roles
 
-FORMAT = 1
 OWN_RULES = "complete_mue"
 
 
@@ -41,6 +41,15 @@ class Target:
         """Whether its model has all of these roles, as far as the layout tells."""
         own = {role for kind in self.config.shape.kinds for role in block_roles(kind)}
         return all(role in own or role not in FEED_FORWARD_ROLES for role in roles)
+
+    @property
+    def planned(self) -> PlannedTarget:
+        """As it stands in the plan."""
+        shape, budget, stable = self.config.shape, self.config.budget, self.config.schedule.stable
+        return PlannedTarget(
+            self.name, self.x, shape.parameters.active, shape.parameters.total, shape.width, shape.depth,
+            budget.batch_tokens, budget.steps, (stable.start, stable.stop), places=self.places,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -74,6 +83,11 @@ class SweepPoint:
         """``16e4a, lr 0.008, sp``."""
         name, value = self.hypers[0]
         return f"{self.target}, {name} {value:g}" + ("" if self.rules == OWN_RULES else f", {self.rules}")
+
+    @property
+    def planned(self) -> Iterator[PlannedPoint]:
+        """As it stands in the plan, once for each scan."""
+        return (PlannedPoint(self.id, self.target, self.rules, name, value, self.seed) for name, value in self.hypers)
 
 
 @dataclass(frozen=True)
@@ -109,6 +123,10 @@ class Sweep:
 
     def points(self) -> tuple[SweepPoint, ...]:
         """Every run once, also where several scans share it."""
+        return self._points
+
+    @cached_property
+    def _points(self) -> tuple[SweepPoint, ...]:
         found: dict[str, SweepPoint] = {}
         for scan in self.scans:
             roles = Hyper.parse(scan.hyper).roles
@@ -129,34 +147,27 @@ class Sweep:
         hypers = (*(point.hypers if point else ()), (hyper, value))
         found[config.fingerprint] = SweepPoint(config.fingerprint, target.name, rules, seed, hypers, config)
 
-    def to_dict(self, command: str, request: dict[str, Any]) -> dict[str, Any]:
-        """What ``sweep.json`` holds; ``request`` is what was asked for, so that a finished sweep knows it is."""
+    def to_plan(self, command: str, request: dict[str, Any]) -> Plan:
+        """The plan for ``sweep.json``; ``request`` is what was asked for, so that a finished sweep knows it is."""
         tuned, names = self.reference.config.reference, dict.fromkeys((*HYPERS, *(scan.hyper for scan in self.scans)))
-        return {
-            "format": FORMAT,
-            "name": self.name,
-            "title": self.title,
-            "axis": self.axis,
-            "task": "lm" if isinstance(self.reference.config.task, TextTask) else "dit",
-            "scale": self.scale,
-            "command": command,
-            "request": request,
-            "reference": {
-                "target": self.reference.name,
-                "hyper": {name: Hyper.parse(name).of(tuned) for name in names},
-            },
-            "targets": [_described(target) for target in self.targets],
-            "points": [
-                {"id": p.id, "target": p.target, "rules": p.rules, "hyper": name, "value": value, "seed": p.seed}
-                for p in self.points()
-                for name, value in p.hypers
-            ],
-        }
+        return Plan(
+            name=self.name,
+            title=self.title,
+            axis=self.axis,
+            task="lm" if isinstance(self.reference.config.task, TextTask) else "dit",
+            scale=self.scale,
+            command=command,
+            request=request,
+            reference=TunedReference(self.reference.name, {name: Hyper.parse(name).of(tuned) for name in names}),
+            targets=tuple(target.planned for target in self.targets),
+            points=tuple(planned for point in self.points() for planned in point.planned),
+        )
 
 
 def pinned_sweep(sweep: Sweep) -> Sweep:
     """The sweep on what its data holds now. Data that is not here (a cluster may have it) stays named by its path."""
-    return dataclasses.replace(sweep, targets=tuple(_pinned_target(target) for target in sweep.targets))
+    targets = tuple(_pinned_target(target) for target in sweep.targets)
+    return sweep if targets == sweep.targets else dataclasses.replace(sweep, targets=targets)
 
 
 def _pinned_target(target: Target) -> Target:
@@ -165,17 +176,6 @@ def _pinned_target(target: Target) -> Target:
     except MueError:  # who trains it will say what is wrong
         return target
     return dataclasses.replace(target, config=pinned(target.config))
-
-
-def _described(target: Target) -> dict[str, Any]:
-    shape, budget, stable = target.config.shape, target.config.budget, target.config.schedule.stable
-    places = {"places": [dataclasses.asdict(place) for place in target.places]} if target.places else {}
-    return {
-        "name": target.name, "x": target.x, **places,
-        "active": shape.parameters.active, "total": shape.parameters.total,
-        "width": shape.width, "depth": shape.depth, "batch_tokens": budget.batch_tokens, "steps": budget.steps,
-        "stable": [stable.start, stable.stop],
-    }  # fmt: skip
 
 
 def fusible(points: Sequence[SweepPoint]) -> Iterator[tuple[SweepPoint, ...]]:

@@ -14,10 +14,10 @@ import dataclasses
 from dataclasses import dataclass
 
 from complete_mue.errors import RunError, nearest
+from complete_mue.lab.records.schema import HYPERS
 from complete_mue.layout import Reference, Role
 from complete_mue.layout.tensors import VECTOR_ROLES
 
-HYPERS = ("lr", "weight_decay", "init_std")
 ROLE_HYPERS = (*HYPERS, "lr_same_decay")
 
 

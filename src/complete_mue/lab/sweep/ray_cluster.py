@@ -84,11 +84,11 @@ def _perform(job: Job, board: Any, threads: int | None) -> Finished | Failed:
     from complete_mue.lab.sweep.worker import failure, work
 
     try:
-        records = work(
+        outcomes = work(
             job.configs,
             threads=threads,
             report=lambda step, losses: board.post.remote(Advanced(job.number, step, tuple(losses))),
         )
-        return Finished(job.number, tuple(records))
+        return Finished(job.number, tuple(outcomes))
     except Exception as problem:
         return Failed(job.number, failure(problem))

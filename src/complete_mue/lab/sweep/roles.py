@@ -58,12 +58,14 @@ def role_sweep(
 
 
 def target_of(base: RunConfig, text: str) -> Target:
-    """``64e2a`` (experts an eighth of the width wide), ``64e2a@16``, or ``KEY=VALUE,KEY=VALUE``; under its own text."""
-    if "=" in text:
-        config = override(base, *text.split(","))
-    else:
-        block = base.shape.main if text == "dense" else FeedForward.parse(text, base.shape.width // 8)
-        config = dataclasses.replace(base, shape=dataclasses.replace(base.shape, feed_forward=block))
+    """``64e2a`` (experts an eighth of the width wide), ``64e2a@16``, ``KEY=VALUE,KEY=VALUE``, or a layout and then
+    changes: ``64e2a@16,router.score=softmax``; under its own text."""
+    first, *rest = text.split(",")
+    if "=" in first:
+        first, rest = "dense", [first, *rest]
+    block = base.shape.main if first == "dense" else FeedForward.parse(first, base.shape.width // 8)
+    shape = dataclasses.replace(base.shape, feed_forward=block)
+    config = override(dataclasses.replace(base, shape=shape), *rest)
     block = config.shape.main
     return Target(text, 1 / block.density if block.groups else None, config)
 

@@ -21,13 +21,13 @@ from typing import Any
 import torch
 
 from complete_mue.errors import RunError
-from complete_mue.lab.report.stored import Stored, find_sweeps, load
-from complete_mue.lab.report.union import join_plans
+from complete_mue.lab.records import Ledger, Outcome, StoredSweep, find_sweeps, read_sweep
+from complete_mue.lab.records.merge import join_plans
+from complete_mue.lab.records.store import SWEEP_FILE
 from complete_mue.lab.sweep.executor import Advanced, Executor, Failed, Finished, Job
 from complete_mue.lab.sweep.grid import Sweep, SweepPoint, fusible, pinned_sweep
-from complete_mue.lab.sweep.ledger import Ledger
 from complete_mue.lab.train.task import build
-from complete_mue.storage import open_lock, read_json, remove_parts, write_json
+from complete_mue.storage import open_lock, remove_parts, write_json
 
 _MOST_LOSSES = 5  # a point whose worker died so often is entered as failed
 _WAIT = 0.2
@@ -94,7 +94,7 @@ def run(
     meanwhile, are taken from there. Records of before name prepared data by its path; with ``trust_known`` those are
     taken too, on the caller's word that it held the same.
     """
-    others = [load(place) for given in known for place in find_sweeps(given)]
+    others = [read_sweep(place) for given in known for place in find_sweeps(given)]
     sweep = pinned_sweep(sweep)
     enter(sweep, folder, command, request or {})
     takeover = Takeover(others, trust_known, warn)
@@ -116,32 +116,31 @@ def check_data(sweep: Sweep) -> None:
 def enter(sweep: Sweep, folder: Path, command: str, request: dict[str, Any]) -> None:
     """Write ``sweep.json``; a folder of another sweep is refused. Points of earlier calls stay: the plan is the union,
     so that a sweep grows by other rule sets, hyperparameters, seeds or a wider span."""
-    path, plan = folder / "sweep.json", sweep.to_dict(command, {**request, "sources": sweep.sources})
+    path = folder / SWEEP_FILE
+    old, sources = None, sweep.sources
     folder.mkdir(parents=True, exist_ok=True)
     turn = open_lock(folder / ".sweep.lock")  # another sweep may enter its own points at this moment
     try:
         fcntl.flock(turn, fcntl.LOCK_EX)
         remove_parts(folder)
         if path.exists():
-            old = read_json(path, "sweep")
-            plan["request"]["sources"] = _same_data(folder, old, plan)
-            plan = join_plans(old, plan, str(folder), "give another folder")
-        write_json(path, plan)
+            old = read_sweep(folder)
+            sources = _same_data(folder, old.plan.sources, sources)
+        plan = sweep.to_plan(command, {**request, "sources": sources}).to_dict()
+        write_json(path, join_plans(old.raw, plan, str(folder), "give another folder") if old else plan)
     finally:
         os.close(turn)
 
 
-def _same_data(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> dict[str, str]:
+def _same_data(folder: Path, known: dict[str, str] | None, sources: dict[str, str]) -> dict[str, str]:
     """What the data of both plans holds; other data at the same path is refused."""
-    asked, sources = old.get("request"), new["request"]["sources"]
-    known = asked.get("sources") if isinstance(asked, dict) else None
-    if not isinstance(known, dict):  # of before
+    if known is None:  # of before
         if any(held != source for source, held in sources.items()):  # all but sources that are known by their name
             raise RunError(
                 f"{folder} holds a sweep that does not say what its data held, as those of before do not; give another "
                 f"folder, and `--known {folder} --trust-known` if you know that the data is the same"
             )
-        return dict(sources)
+        return sources
     for source, held in sources.items():
         if known.get(source, held) != held:
             raise RunError(
@@ -155,7 +154,7 @@ def _same_data(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> dict[s
 class Takeover:
     """Other sweeps, whose finished points need not run again."""
 
-    others: list[Stored]
+    others: list[StoredSweep]
     trusted: bool  # take records of before, too, which name their data by path alone
     warn: Callable[[str], None]
     _told: bool = False
@@ -269,14 +268,14 @@ class _Runner:
         del self.running[event.number]
         with group.held:
             if isinstance(event, Finished):
-                self._enter(group, event.records)
+                self._enter(group, event.outcomes)
             elif len(group.points) == 1 and isinstance(event, Failed):
-                self._enter(group, (event.record,))
+                self._enter(group, (event.outcome,))
             elif isinstance(event, Failed):  # too much memory, or one bad config among good ones
                 self._halve(group)
             elif group.lost + 1 >= _MOST_LOSSES and len(group.points) == 1:
                 reason = f"its worker died {_MOST_LOSSES} times; {event.reason}"
-                self._enter(group, ({"status": "failed", "loss": None, "error": reason},))
+                self._enter(group, (Outcome("failed", error=reason),))
             elif group.lost >= 1 and len(group.points) > 1:  # died twice: perhaps of too much memory
                 self._halve(group)
             else:
@@ -286,13 +285,13 @@ class _Runner:
         middle = len(group.points) // 2
         self.waiting.extendleft([Group(group.points[:middle], group.lost), Group(group.points[middle:], group.lost)])
 
-    def _enter(self, group: Group, records: tuple[dict[str, Any], ...]) -> None:
+    def _enter(self, group: Group, outcomes: tuple[Outcome, ...]) -> None:
         self.work_done += group.work
-        for point, record in zip(group.points, records, strict=True):
-            self.ledger.write(point.id, record)
+        for point, outcome in zip(group.points, outcomes, strict=True):
+            self.ledger.write(point.id, outcome)
             self.done += 1
-            self.failed += record["status"] == "failed"
-            loss = record["loss"]
+            self.failed += outcome.status == "failed"
+            loss = outcome.loss
             if loss is not None and (self.best is None or loss < self.best[0]):
                 self.best = (loss, point.label)
 

@@ -14,13 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from complete_mue.errors import RunError
+from complete_mue.lab.records import read_sweep
+from complete_mue.lab.records.schema import HYPERS
 from complete_mue.lab.report.curves import Curve
 from complete_mue.lab.report.fit import Optimum
-from complete_mue.lab.report.summary import summarize
+from complete_mue.lab.report.summary import scan_of
 from complete_mue.lab.report.verdict import doubts
 from complete_mue.lab.sweep.figures import octaves
 from complete_mue.lab.sweep.grid import Scan, Sweep, Target
-from complete_mue.lab.sweep.hypers import HYPERS, Hyper
+from complete_mue.lab.sweep.hypers import Hyper
 from complete_mue.lab.train.config import RunConfig
 from complete_mue.layout import Reference
 from complete_mue.layout.toml_files import reference_toml
@@ -101,7 +103,7 @@ def _scan(
         title = f"Tuning {hyper} of the dense reference"
         sweep = Sweep(name, title, hyper, scale, (Target("dense", None, base),), (scan,), seeds=tuple(seeds))
         run(sweep, folder)
-        curve = _curve(folder, hyper)
+        curve = scan_of(read_sweep(folder), hyper).curves[0]  # the reference's, as the report has it
         optimum = curve.optimum
         if optimum is None:
             raise RunError(_nothing(curve, folder))
@@ -112,13 +114,6 @@ def _scan(
         if optimum.open in ("high", "both"):
             values = (*values, *(values[-1] * 2**k for k in range(1, _WIDENED + 1)))
     return Tuned(hyper, curve, optimum, folder, len(sweep.points()))
-
-
-def _curve(folder: Path, hyper: str) -> Curve:
-    """The reference's curve as the report has it."""
-    summary = summarize(folder)
-    scan = next(scan for scan in summary.scans if scan.hyper == hyper)
-    return next(curve for curve in scan.curves if curve.target == summary.reference)
 
 
 def _nothing(curve: Curve, folder: Path) -> str:

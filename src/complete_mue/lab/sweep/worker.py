@@ -1,13 +1,13 @@
-"""One group of points, trained together: configs in, records out. Runs wherever an executor puts it."""
+"""One group of points, trained together: configs in, outcomes out. Runs wherever an executor puts it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
+from complete_mue.lab.records import LossCurve, Outcome
 from complete_mue.lab.sweep.fused import FusedResult, train_fused
 from complete_mue.lab.train.config import RunConfig
 from complete_mue.lab.train.data_digest import pinned
@@ -19,8 +19,8 @@ FIRST = 100  # and its first losses one by one
 Progress = Callable[[int, list[float]], None]
 
 
-def work(configs: Sequence[RunConfig], *, threads: int | None = None, report: Progress) -> list[dict[str, Any]]:
-    """Train the configs in one program and describe each as a sweep's record."""
+def work(configs: Sequence[RunConfig], *, threads: int | None = None, report: Progress) -> list[Outcome]:
+    """Train the configs in one program and describe what each gave."""
     if threads is not None:
         torch.set_num_threads(threads)
     if torch.cuda.is_available():
@@ -28,10 +28,9 @@ def work(configs: Sequence[RunConfig], *, threads: int | None = None, report: Pr
         _forget_programs(configs)
     start, data = time.perf_counter(), pinned(configs[0]).task.data
     results, _ = train_fused(configs, report=report)
-    seconds, fused = time.perf_counter() - start, len(configs)
+    seconds = time.perf_counter() - start
     return [
-        _record(result, config, seconds, fused) | {"data": data}
-        for result, config in zip(results, configs, strict=True)
+        _outcome(result, config, seconds, len(configs), data) for result, config in zip(results, configs, strict=True)
     ]
 
 
@@ -47,33 +46,33 @@ def _forget_programs(configs: Sequence[RunConfig]) -> None:
         _compiled_for[:] = [key]
 
 
-def failure(problem: BaseException) -> dict[str, Any]:
-    """The record of a point that could not run."""
+def failure(problem: BaseException) -> Outcome:
+    """The outcome of a point that could not run."""
     lines = str(problem).strip().splitlines() or [""]
-    return {"status": "failed", "loss": None, "error": f"{type(problem).__name__}: {lines[0]}"[:500]}
+    return Outcome("failed", error=f"{type(problem).__name__}: {lines[0]}"[:500])
 
 
-def _record(result: FusedResult, config: RunConfig, seconds: float, fused: int) -> dict[str, Any]:
+def _outcome(result: FusedResult, config: RunConfig, seconds: float, fused: int, data: str | None) -> Outcome:
     steps = config.budget.steps
-    return {
-        "status": "finished" if result.loss is not None else "diverged",
-        "loss": result.loss,
-        "diverged": result.diverged,
-        "error": None,
-        "steps": steps,
-        "last_window": [steps - last_window(steps), steps],
-        "seconds": round(seconds, 3),
-        "fused": fused,
-        "load_variation": result.load_variation,
-        "curve": _curve(result.losses),
-        "first": [round(loss, 5) for loss in result.losses[:FIRST]],
-    }
+    return Outcome(
+        status="finished" if result.loss is not None else "diverged",
+        loss=result.loss,
+        diverged=result.diverged,
+        steps=steps,
+        last_window=(steps - last_window(steps), steps),
+        seconds=round(seconds, 3),
+        fused=fused,
+        load_variation=result.load_variation,
+        curve=_curve(result.losses),
+        first=tuple(round(loss, 5) for loss in result.losses[:FIRST]),
+        data=data,
+    )
 
 
-def _curve(losses: Sequence[float]) -> dict[str, list[Any]]:
-    """Mean loss of spans of steps; ``step`` is where a span ends (not included)."""
+def _curve(losses: Sequence[float]) -> LossCurve:
+    """Mean loss of spans of steps."""
     count = min(BINS, len(losses))
     ends = [round((number + 1) * len(losses) / count) for number in range(count)]
     starts = [0, *ends[:-1]]
     means = [sum(losses[a:b]) / (b - a) for a, b in zip(starts, ends, strict=True)]
-    return {"step": ends, "loss": [round(mean, 5) for mean in means]}
+    return LossCurve(tuple(ends), tuple(round(mean, 5) for mean in means))

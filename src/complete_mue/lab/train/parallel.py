@@ -250,7 +250,7 @@ def check_dealing(world: int, expert_parallel: int, shape: ModelShape | None = N
     if world % expert_parallel:
         raise RunError(
             f"expert_parallel = {expert_parallel} with {world} ranks: give a divisor of the number of ranks, and start "
-            f"the run with `torchrun --nproc-per-node N -m complete_mue.lab.train …`"
+            f"the run with `torchrun --nproc-per-node N -m complete_mue train …`"
         )
     cut = world // expert_parallel
     for kind in shape.kinds if shape is not None and expert_parallel > 1 else ():

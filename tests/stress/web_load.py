@@ -1,7 +1,7 @@
 """Does the planner's server survive? Malformed requests one after another, then many clients at once.
 
-    python bench/web_load.py                                  # 10,000 malformed requests, 200 clients
-    python bench/web_load.py --malformed 500 --clients 50     # a quick look
+    python tests/stress/web_load.py                                  # 10,000 malformed requests, 200 clients
+    python tests/stress/web_load.py --malformed 500 --clients 50     # a quick look
 
 Starts a server of its own. Exit status 1 if it died, failed at a request (status 5xx), left one without an end, grew,
 or gave anyone a wrong plan. The malformed requests are drawn with a fixed seed.

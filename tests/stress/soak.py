@@ -1,8 +1,8 @@
 """Does training survive? Runs are killed, robbed of checkpoints and moved to other numbers of ranks, for minutes.
 
-    python bench/soak.py --minutes 10                    # everything, in turn, until the time is up
-    python bench/soak.py --minutes 1 --only run,sweep    # a quick look
-    python bench/soak.py --minutes 60 --seed 7 --out soak.json
+    python tests/stress/soak.py --minutes 10                    # everything, in turn, until the time is up
+    python tests/stress/soak.py --minutes 1 --only run,sweep    # a quick look
+    python tests/stress/soak.py --minutes 60 --seed 7 --out soak.json
 
 Every kind of run is first trained undisturbed. Then, round after round, the same run is disturbed at random moments
 (SIGKILL, SIGTERM, Ctrl-C, a lost rank or worker; between attempts files of its newest checkpoint, or of its two newest,
@@ -75,7 +75,7 @@ def ranks_command(folder: Path, steps: int, attempt: int) -> list[str]:
 def moves_command(folder: Path, steps: int, attempt: int) -> list[str]:
     if attempt % 2:
         return _torchrun(folder, steps, 2)
-    return [sys.executable, "-m", "complete_mue.lab.train", *_keys(folder, steps), "--resume"]
+    return [sys.executable, "-m", "complete_mue", "train", *_keys(folder, steps), "--resume"]
 
 
 def data_command(folder: Path, steps: int, attempt: int) -> list[str]:
@@ -109,7 +109,7 @@ def drivers_command(folder: Path, steps: int, attempt: int) -> list[str]:
 def _torchrun(folder: Path, steps: int, ranks: int) -> list[str]:
     start = ("-m", "torch.distributed.run", "--standalone", "--max-restarts", "3", "--nproc-per-node", str(ranks))
     keys = _keys(folder, steps, f"expert_parallel={ranks}")
-    return [sys.executable, *start, "-m", "complete_mue.lab.train", *keys, "--resume"]
+    return [sys.executable, *start, "-m", "complete_mue", "train", *keys, "--resume"]
 
 
 def _keys(folder: Path, steps: int, *more: str) -> tuple[str, ...]:

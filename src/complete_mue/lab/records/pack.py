@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from complete_mue.errors import FileError
-from complete_mue.lab.report.records import read_sweep
-from complete_mue.lab.report.sheet import Sheet
-from complete_mue.lab.report.stored import PACKED, Stored, load
-from complete_mue.lab.report.union import join_plans
+from complete_mue.lab.records.merge import join_plans
+from complete_mue.lab.records.store import PACKED, StoredSweep, read_sweep
 from complete_mue.storage import whole
 
 _FOLDERS = re.compile(r"(?<![^\s='\"])~?/(?:[^\s/'\"]+/)*")
@@ -25,10 +23,11 @@ def file_stem(task: str, name: str) -> str:
 
 def pack_sweeps(places: Sequence[Path], folder: Path) -> list[Path]:
     """Write every sweep as ``folder/TASK-NAME.jsonl``. Parts of one sweep that lie in several places become one."""
-    parts: dict[Path, list[Stored]] = {}
+    parts: dict[Path, list[StoredSweep]] = {}
     for place in places:
-        sweep = read_sweep(place)  # nothing damaged gets packed
-        parts.setdefault(folder / f"{file_stem(sweep.task, sweep.name)}{PACKED}", []).append(load(place))
+        sweep = read_sweep(place)
+        sweep.outcomes  # noqa: B018  nothing damaged gets packed
+        parts.setdefault(folder / f"{file_stem(sweep.plan.task, sweep.plan.name)}{PACKED}", []).append(sweep)
     packed = {path: _packed(found) for path, found in parts.items()}
     for path, (plan, _) in packed.items():
         _refuse_loss(path, plan, [stored.place for stored in parts[path]])
@@ -44,22 +43,22 @@ def pack_sweeps(places: Sequence[Path], folder: Path) -> list[Path]:
     return list(packed)
 
 
-def _packed(parts: Sequence[Stored]) -> tuple[dict[str, Any], dict[str, Mapping[str, Any]]]:
+def _packed(parts: Sequence[StoredSweep]) -> tuple[dict[str, Any], dict[str, Mapping[str, Any]]]:
     """The plan and the records of all parts; of two records of one point, the first that did not fail."""
     plan = _plan(parts[0])
     for part in parts[1:]:
         plan = join_plans(plan, _plan(part), str(parts[0].place), f"{part.place} goes to another folder")
     records: dict[str, Mapping[str, Any]] = {}
     for id_ in {point["id"] for point in plan["points"]}:
-        found = [record.data for part in parts if (record := part.record(id_)) is not None]
+        found = [record for part in parts if (record := part.record(id_)) is not None]
         if found:
             records[id_] = next((record for record in found if record["status"] != "failed"), found[0])
     return plan, records
 
 
-def _plan(stored: Stored) -> dict[str, Any]:
-    plan = {key: value for key, value in stored.sheet.data.items() if key not in ("packed", "request")}
-    return {**plan, "command": portable(str(plan["command"]))}
+def _plan(sweep: StoredSweep) -> dict[str, Any]:
+    plan = {key: value for key, value in sweep.raw.items() if key not in ("packed", "request")}
+    return {**plan, "command": portable(sweep.plan.command)}
 
 
 def portable(command: str) -> str:
@@ -71,8 +70,7 @@ def _refuse_loss(path: Path, plan: Mapping[str, Any], places: Sequence[Path]) ->
     """A packed file is never replaced by one that holds fewer points."""
     if not path.exists() or path in places:
         return
-    held: Sheet = load(path).sheet
-    lost = {point.text("id") for point in held.sheets("points")} - {p["id"] for p in plan["points"]}
+    lost = {point.id for point in read_sweep(path).plan.points} - {point["id"] for point in plan["points"]}
     if lost:
         raise FileError(
             f"{path}: holds {len(lost)} points that {', '.join(map(str, places))} does not; name it beside them to "

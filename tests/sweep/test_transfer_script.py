@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from complete_mue.cli import app
 from complete_mue.lab.report.summary import summarize
 
-SCRIPT = Path(__file__).parents[2] / "bench" / "transfer.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "transfer.py"
 
 
 def transfer(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -18,7 +18,7 @@ import pytest
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are watched through /proc")
-SCRIPT = Path(__file__).parents[2] / "bench" / "soak.py"
+SCRIPT = Path(__file__).with_name("soak.py")
 
 
 def _load() -> ModuleType:

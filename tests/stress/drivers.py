@@ -1,6 +1,6 @@
-"""Two drivers of one sweep at the same time, and a report on it again and again, for bench/soak.py.
+"""Two drivers of one sweep at the same time, and a report on it again and again, for tests/stress/soak.py.
 
-    python bench/drivers.py FOLDER COMMAND…
+    python tests/stress/drivers.py FOLDER COMMAND…
 
 Exit status 1 if a driver was killed or failed, or a report ended with a traceback.
 """

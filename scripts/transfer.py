@@ -1,11 +1,11 @@
 """Does the transfer hold? The runs behind docs/results/transfer.md, in order of importance, on one GPU.
 
-    python bench/transfer.py DATA                          # language, on text that `mue data prepare` made
-    python bench/transfer.py scenes --task dit             # diffusion, on procedural scenes
-    python bench/transfer.py DATA --only activated,width   # some figures
-    python bench/transfer.py stdlib --scale tiny           # a look at it all on a CPU, in hours
-    python bench/transfer.py DATA --list                   # the commands alone
-    python bench/transfer.py DATA --known docs/results/transfer   # go on from packed records, of the same data
+    python scripts/transfer.py DATA                          # language, on text that `mue data prepare` made
+    python scripts/transfer.py scenes --task dit             # diffusion, on procedural scenes
+    python scripts/transfer.py DATA --only activated,width   # some figures
+    python scripts/transfer.py stdlib --scale tiny           # a look at it all on a CPU, in hours
+    python scripts/transfer.py DATA --list                   # the commands alone
+    python scripts/transfer.py DATA --known docs/results/transfer   # go on from packed records, of the same data
 
 First the dense reference is tuned (RUNS/TASK-tune/reference.toml). Then every figure is swept over the learning rate by
 our rules; then, into the same folders, by the other rule sets and over weight decay and init std. What a figure has
@@ -131,6 +131,7 @@ def take_turns(evidence: Evidence, jobs: int) -> int:
 
 
 def main() -> int:
+    """Read the options and run, or list the commands."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", help="a folder that `mue data prepare` made, or a built-in source")
     parser.add_argument("--task", choices=sorted(AXES), default="lm")

@@ -1,0 +1,59 @@
+"""How a sweep is getting on: a live view on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from complete_mue.lab.sweep.run import Status
+
+
+@contextmanager
+def shown(title: str) -> Iterator[Callable[[Status], None]]:
+    """One line per running group and one for the whole; without a terminal, the last of them every ten seconds."""
+    from rich.console import Console, Group
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console(stderr=True, highlight=False)
+    if console.is_terminal:
+        with Live(console=console, refresh_per_second=4, transient=True) as view:
+            yield lambda status: view.update(Group(*(Text(line) for line in _lines(title, status))))
+        return
+    last = [time.monotonic(), 0]
+
+    def show(status: Status) -> None:
+        if time.monotonic() - last[0] > 10 or (status.done == status.total and status.done != last[1]):
+            last[:] = [time.monotonic(), status.done]
+            print(_lines(title, status)[-1], file=sys.stderr)
+
+    yield show
+
+
+def _lines(title: str, status: Status) -> list[str]:
+    lines = []
+    for group in status.running:
+        steps = group.points[0].config.budget.steps
+        best = "" if group.best is None else f"  best {group.best:.3f}"
+        spent = time.monotonic() - group.since
+        left = f"  {_clock(spent * (steps - group.step) / group.step)} left" if group.step else ""
+        lines.append(f"  {group.label:28} {_bar(group.step / steps)} step {group.step}/{steps}{best}{left}")
+    facts = [f"{status.done}/{status.total} points"]
+    facts += [f"{status.failed} failed"] if status.failed else []
+    facts += [f"best {status.best[0]:.4f} ({status.best[1]})"] if status.best else []
+    facts += [f"{_clock(status.seconds_left)} left"] if status.seconds_left is not None else []
+    return [*lines, f"{title}: {'  '.join(facts)}"]
+
+
+def _bar(share: float, width: int = 16) -> str:
+    full = round(share * width)
+    return "█" * full + "░" * (width - full)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"

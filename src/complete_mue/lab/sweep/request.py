@@ -1,0 +1,103 @@
+"""What `mue sweep` was asked for: checked, kept in sweep.json, made into a sweep, and whether all of it ran.
+
+Loads torch only to make the sweep: a finished one is recognised without.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from complete_mue.errors import FileError, RunError
+from complete_mue.lab.records import Ledger
+
+if TYPE_CHECKING:
+    from complete_mue.lab.sweep.grid import Sweep
+
+
+@dataclass(frozen=True)
+class SweepRequest:
+    """A figure by name, ``roles``, or a file with a grid; None and empty lists leave the choice to the figure."""
+
+    figure: str
+    task: str = "lm"
+    scale: str = "tiny"
+    reference: Path | None = None
+    rules: list[str] | None = None
+    hypers: list[str] | None = None
+    targets: list[str] | None = None
+    roles: list[str] | None = None
+    seeds: int | None = None
+    span: int | tuple[float, float] | None = None
+    per_octave: int = 1
+    overrides: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.from_file and (self.hypers or self.span or self.per_octave != 1):
+            raise RunError(
+                f"{self.figure}: --hyper, --span, --octaves and --per-octave are for named figures; write [scan] there"
+            )
+        if self.figure != "roles" and (self.targets or self.roles):
+            raise RunError(
+                f"{self.figure}: --target and --role are for `mue sweep roles`, which scans one role at a time"
+            )
+
+    @property
+    def from_file(self) -> bool:
+        """Whether the grid is a TOML file."""
+        return self.figure.endswith(".toml")
+
+    @property
+    def folder(self) -> Path:
+        """Where it goes unless told otherwise."""
+        return Path("runs") / f"{self.task}-{Path(self.figure).stem}-{self.scale}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, the same for the same question: files count by what they hold."""
+        return {
+            "figure": _digest(self.figure) if self.from_file else self.figure, "task": self.task, "scale": self.scale,
+            "reference": _digest(self.reference) if self.reference else None, "rules": self.rules,
+            "hyper": self.hypers, "seeds": self.seeds,
+            "span": list(self.span) if isinstance(self.span, tuple) else self.span, "per_octave": self.per_octave,
+            "set": self.overrides,
+            **({"target": self.targets, "role": self.roles} if self.figure == "roles" else {}),
+        }  # fmt: skip
+
+    def sweep(self) -> Sweep:
+        """All runs that answer it."""
+        from complete_mue.lab.sweep.figures import base_config, figure
+        from complete_mue.lab.sweep.roles import role_sweep
+        from complete_mue.lab.sweep.sweep_toml import read_sweep_file
+        from complete_mue.layout.toml_files import read_reference
+
+        tuned, overrides = read_reference(self.reference) if self.reference else None, self.overrides or ()
+        if self.from_file:
+            path = Path(self.figure)
+            return read_sweep_file(path, seeds=self.seeds, rules=self.rules, overrides=overrides, reference=tuned)
+        base = base_config(self.task, self.scale, tuned, overrides)
+        options: dict[str, Any] = {
+            "rules": self.rules or ("complete_mue",), "seeds": range(self.seeds) if self.seeds else None,
+            "span": self.span, "per_octave": self.per_octave, "hypers": self.hypers,
+        }  # fmt: skip
+        if self.figure == "roles":
+            return role_sweep(base, self.scale, self.targets or (), roles=self.roles, **options)
+        return figure(self.figure, base, self.scale, **options)
+
+
+def refuse_failures(folder: Path, points: Sequence[str], again: str) -> None:
+    """End with an error where runs failed (a divergence is a result, not a failure)."""
+    if failures := Ledger(folder).failures(points):
+        raise RunError(
+            f"{len(failures)} of {len(points)} runs failed, the first with: {failures[0]}; when that is mended, "
+            f"{again} runs them again"
+        )
+
+
+def _digest(path: Path | str) -> str:
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError as problem:
+        raise FileError(f"{path}: {problem.strerror}") from None
