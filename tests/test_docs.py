@@ -26,7 +26,7 @@ def fenced(page: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
 def test_python_snippets_run(page: Path) -> None:
     for snippet in fenced(page, "python"):
         subprocess.run([sys.executable, "-W", "error", "-c", snippet], check=True, cwd=ROOT, capture_output=True)
