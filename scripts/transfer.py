@@ -29,13 +29,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from complete_mue.lab.paper_figures import FIGURES
+
+FIRST, LAST = ("activated", "ffn_width"), ("depth", "width", "scaling", "large_batch")
 AXES = {
-    "lm": (
-        "activated", "ffn_width", "capacity", "granularity", "shared", "grouped", "batch_tokens", "batch_steps",
-        "depth", "width", "scaling", "large_batch",
-    ),
+    "lm": (*FIRST, *(name for name in FIGURES if name not in FIRST + LAST), *LAST),
     "dit": ("activated", "capacity", "width"),
-}  # fmt: skip
+}
 COMPARED = ("activated", "ffn_width", "width")  # also by the other rule sets
 LR = ("--hyper", "lr")
 TWO = ("--seeds", "2")  # where runs are dear or many; else the scale's three

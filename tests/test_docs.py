@@ -36,6 +36,13 @@ def test_python_snippets_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         exec(compile(snippet, page.name, "exec"), {"__name__": "__main__"})
 
 
+def test_what_contributing_adds_can_be_added() -> None:
+    """In a process of its own: what is registered there stays there."""
+    code = "\n".join(fenced(ROOT / "CONTRIBUTING.md", "python"))
+    assert code.count("register") >= 2
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, cwd=ROOT, capture_output=True)
+
+
 @pytest.mark.slow
 def test_python_snippets_of_the_readme_run_alone() -> None:
     """Nothing that another import brought in helps them, and nothing warns from the first line on."""

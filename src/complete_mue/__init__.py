@@ -9,7 +9,7 @@
 Importing this module loads no torch; what needs torch is loaded on first use.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from complete_mue.errors import MueError
 from complete_mue.layout import (
@@ -25,7 +25,7 @@ from complete_mue.layout import (
     read_target,
 )
 from complete_mue.plan import Plan, Row, transfer
-from complete_mue.rules import Rules
+from complete_mue.rules import Rules, register_rules
 
 __version__ = "0.1.0"
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from complete_mue.apply.setup import Setup
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _LAZY:
         raise AttributeError(f"module 'complete_mue' has no attribute {name!r}")
     import importlib
@@ -92,5 +92,10 @@ __all__ = [
     "param_groups",
     "read_reference",
     "read_target",
+    "register_rules",
     "transfer",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

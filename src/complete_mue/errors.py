@@ -19,7 +19,23 @@ from collections.abc import Iterable
 
 
 class MueError(ValueError):
-    """Base of all errors raised on purpose by complete_mue."""
+    """Base of all errors raised on purpose by complete_mue.
+
+    Programs need not read the sentence: ``field`` names the argument or key it is about, ``given`` is what stood there,
+    ``allowed`` what may, and ``remedy`` what to do; None where it does not say.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        field: str | None = None,
+        given: object = None,
+        allowed: object = None,
+        remedy: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.field, self.given, self.allowed, self.remedy = field, given, allowed, remedy
 
 
 class NotationError(MueError):

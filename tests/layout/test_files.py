@@ -158,3 +158,25 @@ def test_unreadable_files(tmp_path: Path) -> None:
         mue.read_reference(write(tmp_path, GOOD + "\n[tuned.embeding]\nlr = 4e-3\n"))
     with pytest.raises(FileError, match="'lr'"):
         mue.read_reference(write(tmp_path, GOOD + "\n[tuned.embedding]\nlrr = 4e-3\n"))
+
+
+# what to change in GOOD, and what the error carries: field, what was given
+CARRIED = [
+    ("width = 128", "width = -128", "width", -128),
+    ("depth = 32", "", "depth", None),
+    ("widt", "wdit", "wdith", None),
+    ("betas = [0.95, 0.95]", "betas = [0.95, 1.0]", "betas", 1.0),
+    ('"dense"\nexpansion = 1.0', '"8e2a"', "expert_width", None),
+    ('"dense"\nexpansion = 1.0', '"8e9a"\nexpert_width = 4', "feed_forward", None),
+    ('"dense"\nexpansion = 1.0', '"8e2a"\nexpert_width = 0', "expert_width", 0),
+    ("eps = 1e-8", "eps = 1e-8\n[tuned.norm]\nlrr = 1.0", "lrr", None),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "field", "given"), CARRIED)
+def test_errors_carry_the_key_and_its_value(tmp_path: Path, old: str, new: str, field: str, given: object) -> None:
+    with pytest.raises(FileError) as caught:
+        mue.read_reference(write(tmp_path, GOOD.replace(old, new, 1)))
+    assert caught.value.field == field
+    if given is not None:
+        assert caught.value.given == given

@@ -173,3 +173,10 @@ def test_command_line_mistakes(server: Any, tmp_path: Path) -> None:
     assert taken.stderr.startswith(f"mue: error: cannot listen on 127.0.0.1, port {server.port}")
     (tmp_path / "file").write_text("")
     assert "folder of a sweep" in web(str(tmp_path / "file")).stderr
+
+
+def test_the_page_offers_every_rule_set(server: Any) -> None:
+    from complete_mue.rules import CATALOG
+
+    page = ask(server, "/")[2].decode()
+    assert all(f"<option>{name}</option>" in page for name in CATALOG)

@@ -15,6 +15,7 @@ from complete_mue.cli.app import app, need_torch
 from complete_mue.cli.report import show
 from complete_mue.cli.sweep_progress import shown
 from complete_mue.errors import RunError
+from complete_mue.lab.paper_figures import FIGURES
 
 if TYPE_CHECKING:
     from complete_mue.lab.sweep.grid import Sweep
@@ -64,9 +65,8 @@ def sweep_command(
         str,
         typer.Argument(
             metavar="FIGURE|FILE.toml",
-            help="activated, capacity, granularity, shared, grouped, depth, width, ffn_width, batch_steps, "
-            "batch_tokens, large_batch, scaling; roles, which scans one role at a time; or a file with a grid of "
-            "your own (docs/sweep.md).",
+            help=f"{', '.join(FIGURES)}; roles, which scans one role at a time; or a file with a grid of your own "
+            "(docs/sweep.md).",
         ),
     ],
     task: Task = "lm",

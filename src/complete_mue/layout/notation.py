@@ -132,7 +132,9 @@ class FeedForward:
         if width is None:
             raise NotationError(
                 f"layout {notation!r} says nothing of widths: give expert_width (for 'dense', the FFN's width), "
-                f"or write '{term}@WIDTH'"
+                f"or write '{term}@WIDTH'",
+                field="expert_width",
+                remedy=f"write '{term}@WIDTH'",
             )
         if found["experts"] is None:
             return cls.dense(width)
@@ -145,7 +147,7 @@ class FeedForward:
                 shared=int(found["shared"] or 0),
             )
         except ShapeError as problem:
-            raise NotationError(f"layout {notation!r}: {problem}") from None
+            raise NotationError(f"layout {notation!r}: {problem}", field=problem.field, given=problem.given) from None
 
     # -- reading it ---------------------------------------------------------------------------------------
 

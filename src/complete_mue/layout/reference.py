@@ -36,11 +36,17 @@ class Hyper:
         object.__setattr__(self, "init_std", real("init_std", self.init_std))
         object.__setattr__(self, "eps", real("eps", self.eps, positive=False))
         if not isinstance(self.betas, list | tuple) or len(self.betas) != 2:
-            raise ShapeError(f"betas = {self.betas!r}: give two numbers, such as [0.95, 0.95]")
-        betas = real("beta1", self.betas[0]), real("beta2", self.betas[1])
+            raise ShapeError(
+                f"betas = {self.betas!r}: give two numbers, such as [0.95, 0.95]", field="betas", given=self.betas
+            )
+        betas = real("beta1", self.betas[0], field="betas"), real("beta2", self.betas[1], field="betas")
         for name, beta in zip(("beta1", "beta2"), betas, strict=True):
             if not 0 < 1 - beta < 1:
-                raise ShapeError(f"{name} = {beta}: 1 - {name} must lie between 0 and 1; give a value such as 0.95")
+                raise ShapeError(
+                    f"{name} = {beta}: 1 - {name} must lie between 0 and 1; give a value such as 0.95",
+                    field="betas",
+                    given=beta,
+                )
         object.__setattr__(self, "betas", betas)
 
 
@@ -86,7 +92,10 @@ class Reference:
             object.__setattr__(self, "route_scale", real("route_scale", self.route_scale))
             if self.shape.main.is_dense:
                 raise ShapeError(
-                    f"route_scale = {self.route_scale} with a dense reference: nothing is routed there; leave it out"
+                    f"route_scale = {self.route_scale} with a dense reference: nothing is routed there; leave it out",
+                    field="route_scale",
+                    given=self.route_scale,
+                    remedy="leave it out",
                 )
         object.__setattr__(self, "tuned", {Role.parse(role): tuned for role, tuned in self.tuned.items()})
         for role, tuned in self.tuned.items():
@@ -148,7 +157,11 @@ def tuned_from(role: str, table: Mapping[str, object]) -> Tuned:
     """A ``Tuned`` from plain data, or an error that names the nearest known key."""
     for key in table:
         if key not in TUNABLE:
-            raise ShapeError(f"{role}: unknown key {key!r}{nearest(key, TUNABLE)}; keys are {', '.join(TUNABLE)}")
+            raise ShapeError(
+                f"{role}: unknown key {key!r}{nearest(key, TUNABLE)}; keys are {', '.join(TUNABLE)}",
+                field=key,
+                allowed=TUNABLE,
+            )
         _check_meaning(role, key, table[key])
     return Tuned(**table)  # type: ignore[arg-type]  # each value is checked when made
 
@@ -157,4 +170,9 @@ def _check_meaning(role: str, name: str, value: object) -> None:
     """Only experts have a route scale; norms and biases have no init std and are not decayed."""
     idle = {"route_scale": role != Role.EXPERT_DOWN, "init_std": role in VECTOR_ROLES}.get(name, False)
     if (idle and value is not None) or (name == "weight_decay" and role in VECTOR_ROLES and value):
-        raise ShapeError(f"{name} = {value!r} has no meaning for {role}: leave it out")
+        raise ShapeError(
+            f"{name} = {value!r} has no meaning for {role}: leave it out",
+            field=name,
+            given=value,
+            remedy="leave it out",
+        )

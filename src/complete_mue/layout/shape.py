@@ -34,27 +34,44 @@ class ModelShape:
     def __post_init__(self) -> None:
         count("width", self.width)
         if count("depth", self.depth) > _DEEPEST:
-            raise ShapeError(f"depth = {self.depth}: give at most {_DEEPEST} layers")
+            raise ShapeError(
+                f"depth = {self.depth}: give at most {_DEEPEST} layers",
+                field="depth",
+                given=self.depth,
+                allowed=_DEEPEST,
+            )
         count("dense_layers", self.dense_layers, least=0)
         if self.head_dim is not None:
             count("head_dim", self.head_dim)
         if self.dense_layers > self.depth:
-            raise ShapeError(f"dense_layers = {self.dense_layers} of depth = {self.depth}: give at most the depth")
+            raise ShapeError(
+                f"dense_layers = {self.dense_layers} of depth = {self.depth}: give at most the depth",
+                field="dense_layers",
+                given=self.dense_layers,
+                allowed=self.depth,
+            )
         if isinstance(self.feed_forward, FeedForward):
             return
         if isinstance(self.feed_forward, str) or not isinstance(self.feed_forward, Iterable):
             raise ShapeError(
                 f"feed_forward = {self.feed_forward!r}: give a FeedForward, such as "
-                'FeedForward.parse("8e2a", expert_width=64)'
+                'FeedForward.parse("8e2a", expert_width=64)',
+                field="feed_forward",
+                given=self.feed_forward,
             )
         object.__setattr__(self, "feed_forward", tuple(self.feed_forward))
         if len(self.feed_forward) != self.depth or not all(isinstance(f, FeedForward) for f in self.feed_forward):
             raise ShapeError(
                 f"feed_forward lists {len(self.feed_forward)} blocks for depth = {self.depth}: "
-                "give one FeedForward for all layers, or exactly one per layer"
+                "give one FeedForward for all layers, or exactly one per layer",
+                field="feed_forward",
             )
         if self.dense_layers:
-            raise ShapeError("dense_layers beside one block per layer: write the dense layers into the list instead")
+            raise ShapeError(
+                "dense_layers beside one block per layer: write the dense layers into the list instead",
+                field="dense_layers",
+                given=self.dense_layers,
+            )
 
     @property
     def blocks(self) -> tuple[FeedForward, ...]:

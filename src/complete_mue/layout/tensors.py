@@ -39,7 +39,12 @@ class Role(StrEnum):
             return cls(name)
         except ValueError:
             known = [role.value for role in cls]
-            raise TransferError(f"role {name!r}{nearest(str(name), known)}: roles are {', '.join(known)}") from None
+            raise TransferError(
+                f"role {name!r}{nearest(str(name), known)}: roles are {', '.join(known)}",
+                field="role",
+                given=name,
+                allowed=tuple(known),
+            ) from None
 
 
 FEED_FORWARD_ROLES = frozenset(

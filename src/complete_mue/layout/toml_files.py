@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from complete_mue.errors import FileError, MueError, nearest
 from complete_mue.layout.notation import FeedForward
 from complete_mue.layout.numbers import LARGEST_COUNT, count, real
-from complete_mue.layout.reference import TUNABLE, Hyper, Reference, tuned_from
+from complete_mue.layout.reference import TUNABLE, Hyper, Reference, Tuned, tuned_from
 from complete_mue.layout.shape import Budget, ModelShape
 from complete_mue.layout.tensors import Role
 
@@ -39,15 +39,26 @@ _NEEDED = {
 _LARGEST_FILE = 1_000_000
 
 
-class _Document:
-    """A parsed TOML file that can say on which line a key stands."""
+class Document:
+    """A parsed TOML file that can say on which line a key stands; ``name`` is what messages call it."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, name: str, text: str) -> None:
+        self.name, self.text = name, text
+        try:
+            self.data = tomllib.loads(text)
+        except (tomllib.TOMLDecodeError, RecursionError, ValueError) as problem:
+            raise FileError(f"{name}: not valid TOML: {str(problem) or 'nested too deeply'}") from None
+        if _holds_huge_number(self.data):
+            raise FileError(f"{name}: holds a whole number of more than 64 bits; no key takes one")
+        self._no_others("shape", "budget", "hyper", "tuned")
+
+    @classmethod
+    def read(cls, path: Path) -> Document:
+        """The document in a file."""
         try:
             if path.is_file() and path.stat().st_size > _LARGEST_FILE:
                 raise FileError(f"{path}: larger than {_LARGEST_FILE} bytes: give a reference or target file")
-            self.text = path.read_bytes().decode("utf-8-sig")
+            text = path.read_bytes().decode("utf-8-sig")
         except FileNotFoundError:
             raise FileError(f"{path}: no such file; give the path of a TOML file with [shape] and [budget]") from None
         except UnicodeDecodeError as problem:
@@ -58,14 +69,36 @@ class _Document:
             if isinstance(problem, MueError):
                 raise
             raise FileError(f"{path}: cannot be read ({getattr(problem, 'strerror', None) or problem})") from None
-        try:
-            self.data = tomllib.loads(self.text)
-        except (tomllib.TOMLDecodeError, RecursionError, ValueError) as problem:
-            raise FileError(f"{path}: not valid TOML: {str(problem) or 'nested too deeply'}") from None
-        if _holds_huge_number(self.data):
-            raise FileError(f"{path}: holds a whole number of more than 64 bits; no key takes one")
+        return cls(str(path), text)
 
-    def at(self, table: str, key: str | None = None) -> str:
+    def reference(self) -> Reference:
+        """The tuned model."""
+        shape, budget = self.target()
+        data = self._table("hyper", HYPER_KEYS)
+        adamw = {key: value for key, value in data.items() if key != "route_scale"}
+        hyper = self._checked("hyper", data, lambda: Hyper(**adamw))
+        tables = self.data.get("tuned", {})
+        if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
+            raise FileError(
+                f"{self._at('', 'tuned')}: write one table per role, such as [tuned.embedding] with lr = 2e-3"
+            )
+        tuned = dict(self._tuned(role, table) for role, table in tables.items())
+        return self._checked("hyper", data, lambda: Reference(shape, budget, hyper, data.get("route_scale"), tuned))
+
+    def target(self) -> tuple[ModelShape, Budget]:
+        """Shape and budget alone."""
+        data = self._table("shape", SHAPE_KEYS)
+        rest = {key: data[key] for key in ("dense_layers", "head_dim") if key in data}
+        shape = self._checked(
+            "shape", data, lambda: ModelShape(data["width"], data["depth"], _feed_forward(data), **rest), "feed_forward"
+        )
+        budget = self._table("budget", BUDGET_KEYS)
+        return shape, self._checked("budget", budget, lambda: Budget(**budget))
+
+    def _tuned(self, role: str, table: Mapping[str, Any]) -> tuple[Role, Tuned]:
+        return self._checked(f"tuned.{role}", table, lambda: (Role.parse(role), tuned_from(role, table)))
+
+    def _at(self, table: str, key: str | None = None) -> str:
         """``file:line``, with the line of the key, or of its table, or of neither."""
         here, header = "", 0
         for number, line in enumerate(self.text.splitlines(), start=1):
@@ -79,49 +112,55 @@ class _Document:
                 and key is not None
                 and ((named[1] == key and here == table) or named[1].replace(" ", "") == f"{table}.{key}")
             ):
-                return f"{self.path}:{number}"
-        return f"{self.path}:{header}" if header else f"{self.path}"
+                return f"{self.name}:{number}"
+        return f"{self.name}:{header}" if header else f"{self.name}"
 
-    def table(self, name: str, known: tuple[str, ...]) -> dict[str, Any]:
+    def _table(self, name: str, known: tuple[str, ...]) -> dict[str, Any]:
         """The table of that name with only known keys and every needed one."""
         data = self.data.get(name)
         if data is None:
             needed = ", ".join(_NEEDED[name])
-            raise FileError(f"{self.path}: no [{name}] table; add [{name}] with {needed}")
+            raise FileError(f"{self.name}: no [{name}] table; add [{name}] with {needed}")
         if not isinstance(data, dict):
-            raise FileError(f"{self.at('', name)}: {name} = {data!r}: write a table [{name}] with {', '.join(known)}")
+            raise FileError(f"{self._at('', name)}: {name} = {data!r}: write a table [{name}] with {', '.join(known)}")
         for key in data:
             if key not in known:
                 raise FileError(
-                    f"{self.at(name, key)}: unknown key {key!r} in [{name}]{nearest(key, known)}; "
-                    f"keys are {', '.join(known)}"
+                    f"{self._at(name, key)}: unknown key {key!r} in [{name}]{nearest(key, known)}; "
+                    f"keys are {', '.join(known)}",
+                    field=key,
+                    allowed=known,
                 )
         for key in _NEEDED[name]:
             if key not in data:
-                raise FileError(f"{self.at(name)}: [{name}] has no {key!r}; add it")
+                raise FileError(f"{self._at(name)}: [{name}] has no {key!r}; add it", field=key, remedy="add it")
         return data
 
-    def no_others(self, *known: str) -> None:
+    def _no_others(self, *known: str) -> None:
         """Refuse top-level names that are not known."""
         for name in self.data:
             if name not in known:
                 raise FileError(
-                    f"{self.at(name) if isinstance(self.data[name], dict) else self.at('', name)}: "
+                    f"{self._at(name) if isinstance(self.data[name], dict) else self._at('', name)}: "
                     f"unknown name {name!r}{nearest(name, known)}; "
                     f"a file of this kind has {', '.join(f'[{k}]' for k in known)}"
                 )
 
-    def checked(self, table: str, data: Mapping[str, Any], make: Callable[[], T]) -> T:
-        """Run ``make``; put file and line before what it complains about."""
+    def _checked(self, table: str, data: Mapping[str, Any], make: Callable[[], T], otherwise: str | None = None) -> T:
+        """Run ``make``; put file and line before what it complains about, or those of the key ``otherwise``."""
         try:
             return make()
         except MueError as problem:
-            key = next((k for k in data if re.match(rf"{re.escape(k)}\b", str(problem))), None)
-            if key is None and str(problem).startswith("layout"):
-                key = "feed_forward"
-            if key is None and str(problem).startswith("beta"):
-                key = "betas"
-            raise FileError(f"{self.at(table, key)}: {problem}") from None
+            key = problem.field if problem.field in data else otherwise
+            # A key that is known but not there is what to fill in; the line is then another's.
+            field = problem.field if problem.field in SHAPE_KEYS else key
+            raise FileError(
+                f"{self._at(table, key)}: {problem}",
+                field=field,
+                given=problem.given,
+                allowed=problem.allowed,
+                remedy=problem.remedy,
+            ) from None
 
 
 def _holds_huge_number(value: Any) -> bool:
@@ -134,71 +173,52 @@ def _holds_huge_number(value: Any) -> bool:
 def _feed_forward(shape: Mapping[str, Any]) -> FeedForward:
     notation = shape["feed_forward"]
     if not isinstance(notation, str):
-        raise FileError(f'feed_forward = {notation!r}: give a layout in quotes, such as "dense" or "128e8a4g1s"')
+        raise FileError(
+            f'feed_forward = {notation!r}: give a layout in quotes, such as "dense" or "128e8a4g1s"',
+            field="feed_forward",
+            given=notation,
+        )
     if notation.strip() != "dense":
         # With an expansion in the file the width does not matter: the expansion is the mistake to name.
         block = FeedForward.parse(notation, shape.get("expert_width", 1 if "expansion" in shape else None))
         if "expert_width" in shape and all("@" in part for part in notation.split("+")):
-            raise FileError(f'expert_width beside feed_forward = "{notation}": every part has its width; leave it out')
+            raise FileError(
+                f'expert_width beside feed_forward = "{notation}": every part has its width; leave it out',
+                field="expert_width",
+                remedy="leave it out",
+            )
         if "expansion" in shape:
             raise FileError(
-                f'expansion beside feed_forward = "{notation}": it belongs to "dense"; give expert_width instead'
+                f'expansion beside feed_forward = "{notation}": it belongs to "dense"; give expert_width instead',
+                field="expansion",
+                remedy="give expert_width instead",
             )
         return block
     if "expert_width" in shape:
-        raise FileError('expert_width beside feed_forward = "dense": give expansion, or write "dense@WIDTH"')
+        raise FileError(
+            'expert_width beside feed_forward = "dense": give expansion, or write "dense@WIDTH"', field="expert_width"
+        )
     exact = real("expansion", shape.get("expansion", 1.0)) * count("width", shape["width"])
     width = round(exact) if exact <= LARGEST_COUNT else 0
     if width < 1 or abs(exact - width) > 1e-6 * exact:
         raise FileError(
             f"expansion = {shape.get('expansion', 1.0)} times width = {shape['width']} is {exact}, not a whole width; "
-            'write "dense@WIDTH"'
+            'write "dense@WIDTH"',
+            field="expansion",
+            given=shape.get("expansion", 1.0),
+            remedy='write "dense@WIDTH"',
         )
     return FeedForward.dense(width)
 
 
-def _shape(document: _Document) -> ModelShape:
-    data = document.table("shape", SHAPE_KEYS)
-    rest = {key: data[key] for key in ("dense_layers", "head_dim") if key in data}
-    return document.checked(
-        "shape", data, lambda: ModelShape(data["width"], data["depth"], _feed_forward(data), **rest)
-    )
-
-
-def _budget(document: _Document) -> Budget:
-    data = document.table("budget", BUDGET_KEYS)
-    return document.checked("budget", data, lambda: Budget(**data))
-
-
 def read_reference(path: str | Path) -> Reference:
     """The tuned reference in a TOML file."""
-    document = _Document(Path(path))
-    document.no_others("shape", "budget", "hyper", "tuned")
-    shape, budget = _shape(document), _budget(document)
-    data = document.table("hyper", HYPER_KEYS)
-    adamw = {key: value for key, value in data.items() if key != "route_scale"}
-    tables = document.data.get("tuned", {})
-    if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
-        raise FileError(
-            f"{document.at('', 'tuned')}: write one table per role, such as [tuned.embedding] with lr = 2e-3"
-        )
-    hyper = document.checked("hyper", data, lambda: Hyper(**adamw))
-    tuned = {
-        document.checked(f"tuned.{role}", table, lambda role=role: Role.parse(role)): document.checked(  # type: ignore[misc]
-            f"tuned.{role}",
-            table,
-            lambda role=role, table=table: tuned_from(role, table),  # type: ignore[misc]
-        )
-        for role, table in tables.items()
-    }
-    return document.checked("hyper", data, lambda: Reference(shape, budget, hyper, data.get("route_scale"), tuned))
+    return Document.read(Path(path)).reference()
 
 
 def read_target(path: str | Path) -> tuple[ModelShape, Budget]:
     """The shape and budget in a TOML file; a reference file is a target too (its [hyper] is left unread)."""
-    document = _Document(Path(path))
-    document.no_others("shape", "budget", "hyper", "tuned")
-    return _shape(document), _budget(document)
+    return Document.read(Path(path)).target()
 
 
 def reference_toml(reference: Reference, notes: Sequence[str] = ()) -> str:

@@ -6,7 +6,7 @@ from complete_mue.layout.reference import Base
 from complete_mue.layout.tensors import VECTOR_ROLES
 from complete_mue.plan.row import Multiplier, Row
 from complete_mue.plan.table import PlanTable
-from complete_mue.rules.layer_table import COLUMNS, REASONS
+from complete_mue.rules.layer_table import COLUMNS, reason_for
 from complete_mue.rules.ratios import symbols
 
 _TITLES = {
@@ -46,7 +46,7 @@ def explain(plan: PlanTable, row: Row) -> str:
             + f" = {result:.6g}"
         )
         for symbol, _ in cell.powers:
-            reason = REASONS[column, symbol]
+            reason = reason_for(column, symbol)
             lines.append(f"      {reason.words} [{reason.equation}]")
     if row.role in VECTOR_ROLES:
         lines.append("  not decayed and not drawn at random: gains start at 1, biases at 0")

@@ -14,7 +14,7 @@ from complete_mue.plan.row import Factors, Multiplier, Row
 from complete_mue.plan.table import OTHER_ROLES, Betas
 from complete_mue.rules.batch_duration import transfer_beta
 from complete_mue.rules.catalog import Rules
-from complete_mue.rules.layer_table import COLUMNS, REASONS, LayerRule
+from complete_mue.rules.layer_table import COLUMNS, LayerRule, reason_for
 from complete_mue.rules.ratios import Ratios, symbols
 from complete_mue.rules.sde import sde_report
 
@@ -131,5 +131,5 @@ def _because(rule: LayerRule) -> str:
     """One line: the factors of the row, and the equations they come from."""
     cells = [(column, getattr(rule, column)) for column in COLUMNS]
     changed = [f"{_WORDS[column]} {cell}" for column, cell in cells if cell.powers]
-    sources = dict.fromkeys(REASONS[column, symbol].equation for column, cell in cells for symbol, _ in cell.powers)
+    sources = dict.fromkeys(reason_for(column, symbol).equation for column, cell in cells for symbol, _ in cell.powers)
     return f"{', '.join(changed)} [{'; '.join(sources)}]" if changed else "unchanged by the rules"

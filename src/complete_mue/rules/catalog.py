@@ -13,9 +13,11 @@ reference's (1 for a dense reference: plain normalized routing).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from importlib.metadata import entry_points
 from typing import Literal
 
 from complete_mue.errors import TransferError, nearest
@@ -74,14 +76,63 @@ SP = table({
     "readout":                          "1     | 1     | 1        | d^-1/2   | 1    | 1            | 1",
 })  # fmt: skip
 
-CATALOG: Mapping[str, RuleTable] = {
-    "complete_mue": COMPLETE_MUE,
-    "complete_mue_sparse": COMPLETE_MUE_SPARSE,
-    "completep": COMPLETEP,
-    "mup": MUP,
-    "mup_moe": MUP_MOE,
-    "sp": SP,
-}
+ENTRY_POINTS = "complete_mue.rules"
+
+
+class Catalog(Mapping[str, RuleTable]):
+    """Rule sets by name: ours, those that were registered, and those that installed packages offer.
+
+    The packages are asked only for a name that is not known, or for all names.
+    """
+
+    def __init__(self, **known: RuleTable) -> None:
+        self._known = known
+        self._asked = False
+
+    def add(self, name: str, rules: RuleTable) -> None:
+        """A name is given once: plans are kept by it."""
+        if name in self._known:
+            raise TransferError(f"rules {name!r} are known already: give another name", field="name", given=name)
+        self._known[name] = rules
+
+    def __getitem__(self, name: str) -> RuleTable:
+        return self._known[name] if name in self._known else self._all()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def _all(self) -> dict[str, RuleTable]:
+        if not self._asked:
+            self._asked = True
+            for found in entry_points(group=ENTRY_POINTS):
+                try:
+                    register_rules(found.name, **found.load())
+                except Exception as problem:  # a package of someone else's must not stop ours
+                    warnings.warn(f"rules {found.name!r} of {found.value}: {problem}; left out", stacklevel=2)
+        return self._known
+
+
+CATALOG = Catalog(
+    complete_mue=COMPLETE_MUE,
+    complete_mue_sparse=COMPLETE_MUE_SPARSE,
+    completep=COMPLETEP,
+    mup=MUP,
+    mup_moe=MUP_MOE,
+    sp=SP,
+)
+
+
+def register_rules(name: str, lines: Mapping[str, str], *, like: str | None = None) -> Rules:
+    """Add a rule set: role names -> ``output | route scale | residual | init std | lr | weight decay | eps``.
+
+    With ``like``, the name of another rule set, give only the lines that differ. A package that offers rule sets to
+    every command names them in its entry points, group ``complete_mue.rules``: dicts of the other arguments.
+    """
+    CATALOG.add(name, table(lines, Rules(like).table if like is not None else None))
+    return Rules(name)
 
 
 @dataclass(frozen=True)
@@ -100,11 +151,19 @@ class Rules:
     def __post_init__(self) -> None:
         if self.name not in CATALOG:
             raise TransferError(
-                f"rules {self.name!r}{nearest(str(self.name), CATALOG)}: rule sets are {', '.join(CATALOG)}"
+                f"rules {self.name!r}{nearest(str(self.name), CATALOG)}: rule sets are {', '.join(CATALOG)}",
+                field="rules",
+                given=self.name,
+                allowed=tuple(CATALOG),
             )
         for option in ("eps", "weight_decay"):
             if getattr(self, option) not in ("groups", "fixed"):
-                raise TransferError(f"Rules({option}={getattr(self, option)!r}): give 'groups' or 'fixed'")
+                raise TransferError(
+                    f"Rules({option}={getattr(self, option)!r}): give 'groups' or 'fixed'",
+                    field=option,
+                    given=getattr(self, option),
+                    allowed=("groups", "fixed"),
+                )
         object.__setattr__(self, "forward_factor", real("forward_factor", self.forward_factor))
 
     @classmethod

@@ -7,8 +7,10 @@ Norm gains and biases have no init std and are not decayed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
+from complete_mue.errors import TransferError
 from complete_mue.layout.tensors import Role
 from complete_mue.rules.monomial import ONE, Monomial
 from complete_mue.rules.sparse import EXPERT_UP_LR
@@ -34,14 +36,20 @@ RuleTable = dict[Role, LayerRule]
 def line(text: str) -> LayerRule:
     """One line: ``output | route scale | residual | init std | lr | weight decay | eps``."""
     cells = [Monomial.parse(cell.strip()) for cell in text.split("|")]
-    assert len(cells) == len(COLUMNS), text
+    if len(cells) != len(COLUMNS):
+        raise TransferError(
+            f"rule {text!r} has {len(cells)} cells: write {' | '.join(COLUMNS)}", given=text, allowed=COLUMNS
+        )
     return LayerRule(*cells)
 
 
-def table(lines: dict[str, str]) -> RuleTable:
-    """A rule table from lines keyed by role names; several roles may share a line."""
-    rules = {Role(name): line(text) for names, text in lines.items() for name in names.split()}
-    assert set(rules) == set(Role), set(Role) ^ set(rules)
+def table(lines: Mapping[str, str], like: RuleTable | None = None) -> RuleTable:
+    """A rule table from lines keyed by role names; several roles may share a line, ``like`` has the others' lines."""
+    rules = {Role.parse(name): line(text) for names, text in lines.items() for name in names.split()}
+    rules = {**(like or {}), **rules}
+    missing = [role.value for role in Role if role not in rules]
+    if missing:
+        raise TransferError(f"no rule for {', '.join(missing)}: give every role a line", field=missing[0])
     return rules
 
 
@@ -80,7 +88,7 @@ class Reason:
     equation: str
 
 
-# (column, symbol) -> why. Every symbol that a table uses in a column has its reason here.
+# (column, symbol) -> why. Every symbol that a table of ours uses in a column has its reason here.
 REASONS: dict[tuple[str, str], Reason] = {
     ("output", "H"): Reason("one AdamW step moves the block's output by A·lr·H, so A = 1/ρ_H keeps it", "Bridge I, active-width muP (Eq. equivalent-mup)"),
     ("output", "d"): Reason("logits sum over d features that learn together, so the readout is divided by ρ_d", "width muP, output layer"),
@@ -101,3 +109,8 @@ REASONS: dict[tuple[str, str], Reason] = {
     ("eps", "L"): Reason("gradients inside a residual branch carry 1/ρ_L; eps shrinks with them", "CompleteP parameter groups"),
     ("eps", "s"): Reason("gradient noise sets the size of Adam's denominator; eps moves with it", "global AdamW rule (Tab. optimizer-rules)"),
 }  # fmt: skip
+
+
+def reason_for(column: str, symbol: str) -> Reason:
+    """Why; a rule set from outside may put a symbol where none of ours has it."""
+    return REASONS.get((column, symbol), Reason("as the rule set says", "not one of the paper's"))

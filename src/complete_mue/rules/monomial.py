@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
+from complete_mue.errors import TransferError
+
 SYMBOLS = {
     "d": "ρ_d",  # residual width
     "L": "ρ_L",  # depth
@@ -20,7 +22,7 @@ SYMBOLS = {
     "F": "F",  # forward-variance factor of the router
     "s": "s",  # schedule factor sqrt(ρ_B / ρ_D)
 }
-_FACTOR = re.compile(r"([dLHfaSFs])(?:\^(-?\d+(?:/\d+)?))?")
+_FACTOR = re.compile(r"([dLHfaSFs])(?:\^(-?\d+(?:/[1-9]\d*)?))?")
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,12 @@ class Monomial:
         powers: dict[str, Fraction] = {}
         for part in [] if text == "1" else text.split():
             found = _FACTOR.fullmatch(part)
-            assert found, f"cell {text!r}: cannot read {part!r}"
+            if found is None:
+                raise TransferError(
+                    f"cell {text!r}: cannot read {part!r}; write 1, or factors such as d^-1/2 of {', '.join(SYMBOLS)}",
+                    given=part,
+                    allowed=tuple(SYMBOLS),
+                )
             powers[found[1]] = powers.get(found[1], Fraction(0)) + Fraction(found[2] or 1)
         return cls.of(powers)
 

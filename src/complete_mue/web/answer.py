@@ -20,7 +20,7 @@ def plan_answer(parameters: Mapping[str, str]) -> dict[str, Any]:
     specs = read(parameters)
     betas = parameters.get("betas") or "transfer"
     if betas not in ("transfer", "hold"):
-        raise FieldError(f"betas={betas!r:.80}: give 'transfer' or 'hold'", "betas")
+        raise FieldError(f"betas={betas!r:.80}: give 'transfer' or 'hold'", field="betas", given=betas)
     plan = transfer(
         specs.reference,
         specs.shape,

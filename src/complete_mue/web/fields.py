@@ -1,22 +1,23 @@
-"""The planner's form as the two files of `mue plan`: one parameter per key, one line per parameter.
+"""The planner's form as the two files of `mue plan`: one parameter per key.
 
 Parameters are named after the keys: ``r.width`` is ``width`` of the reference, ``t.feed_forward`` of the target; an
-empty one leaves its key out. The files are read by the functions that the command line reads files with, so a mistake
-has the same message, and its line leads back to the field.
+empty one leaves its key out. Their text is read by the functions that the command line reads files with, so a mistake
+has the same message, and names the field it is about.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from typing import TypeVar
 
 from complete_mue.errors import MueError, nearest
 from complete_mue.layout.reference import Reference
 from complete_mue.layout.shape import Budget, ModelShape
-from complete_mue.layout.toml_files import BUDGET_KEYS, HYPER_KEYS, SHAPE_KEYS, read_reference, read_target
+from complete_mue.layout.toml_files import BUDGET_KEYS, HYPER_KEYS, SHAPE_KEYS, Document
+
+T = TypeVar("T")
 
 TABLES = {"shape": SHAPE_KEYS, "budget": BUDGET_KEYS, "hyper": HYPER_KEYS}
 FILES = {"r": ("reference.toml", ("shape", "budget", "hyper")), "t": ("target.toml", ("shape", "budget"))}
@@ -32,20 +33,15 @@ _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 
 
 class FieldError(MueError):
-    """What the command line would say, and the parameter it is about where that is known."""
-
-    def __init__(self, message: str, field: str | None = None) -> None:
-        super().__init__(message)
-        self.field = field
+    """What the command line would say; ``field`` is the parameter it is about where that is known."""
 
 
 @dataclass(frozen=True)
 class TomlFile:
-    """A file as text, with the parameter that made each line."""
+    """A file as text."""
 
     name: str
     text: str
-    parameters: Mapping[int, str]
 
 
 @dataclass(frozen=True)
@@ -61,16 +57,13 @@ class Specs:
 def toml_file(side: str, parameters: Mapping[str, str]) -> TomlFile:
     """The file of one side, ``r`` or ``t``, from the parameters that are filled in."""
     name, tables = FILES[side]
-    lines: list[str] = []
-    made: dict[int, str] = {}
+    parts = []
     for table in tables:
-        lines += ["", f"[{table}]"] if lines else [f"[{table}]"]
-        for key in TABLES[table]:
-            given = parameters.get(f"{side}.{key}", "").strip()
-            if given:
-                lines.append(f"{key} = {_value(key, given)}")
-                made[len(lines)] = f"{side}.{key}"
-    return TomlFile(name, "\n".join(lines) + "\n", made)
+        given = {key: parameters.get(f"{side}.{key}", "").strip() for key in TABLES[table]}
+        parts.append(
+            "\n".join([f"[{table}]", *(f"{key} = {_value(key, text)}" for key, text in given.items() if text)])
+        )
+    return TomlFile(name, "\n\n".join(parts) + "\n")
 
 
 def read(parameters: Mapping[str, str]) -> Specs:
@@ -81,40 +74,34 @@ def read(parameters: Mapping[str, str]) -> Specs:
                 f"unknown parameter {name!r:.80}{nearest(name, PARAMETERS)}; parameters are {', '.join(PARAMETERS)}"
             )
     files = toml_file("r", parameters), toml_file("t", parameters)
-    with TemporaryDirectory(prefix="mue-web-") as folder:
-        paths = [Path(folder) / file.name for file in files]
-        for path, file in zip(paths, files, strict=True):
-            path.write_text(file.text, encoding="utf-8")
-        try:
-            reference = read_reference(paths[0])
-            shape, budget = read_target(paths[1])
-        except MueError as problem:
-            raise _placed(str(problem), Path(folder), files) from None
+    reference = _read("r", files[0], Document.reference)
+    shape, budget = _read("t", files[1], Document.target)
     for side, asked in (("r", reference.shape), ("t", shape)):
         if asked.depth > MOST_LAYERS:
             raise FieldError(
                 f"depth = {asked.depth}: the planner takes at most {MOST_LAYERS} layers; use `mue plan` for more",
-                f"{side}.depth",
+                field=f"{side}.depth",
+                given=asked.depth,
+                allowed=MOST_LAYERS,
             )
         block = asked.main
         if len(block.branches) + len(block.groups) > MOST_PARTS:
             raise FieldError(
                 f"feed_forward has {len(block.branches) + len(block.groups)} branches and groups: the planner takes "
                 f"at most {MOST_PARTS}; use `mue plan` for more",
-                f"{side}.feed_forward",
+                field=f"{side}.feed_forward",
+                allowed=MOST_PARTS,
             )
     return Specs(reference, shape, budget, files)
 
 
-def _placed(message: str, folder: Path, files: tuple[TomlFile, ...]) -> FieldError:
-    """The message with the files' own names, and the parameter on the line that it names."""
-    message = " ".join(message.replace(f"{folder}/", "").split())  # as the command line prints it
-    for side, file in zip(FILES, files, strict=True):
-        found = re.match(rf"{re.escape(file.name)}:(\d+): (?:\[\w+\] has no '(\w+)')?", message)
-        if found:
-            missing = "expert_width" if "says nothing of widths" in message else found[2]
-            return FieldError(message, f"{side}.{missing}" if missing else file.parameters.get(int(found[1])))
-    return FieldError(message)
+def _read(side: str, file: TomlFile, make: Callable[[Document], T]) -> T:
+    """What the file's text holds; a mistake is said as the command line prints it, on one line."""
+    try:
+        return make(Document(file.name, file.text))
+    except MueError as problem:
+        field = problem.field and f"{side}.{problem.field}"
+        raise FieldError(" ".join(str(problem).split()), field=field, given=problem.given) from None
 
 
 def _value(key: str, text: str) -> str:

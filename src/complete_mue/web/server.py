@@ -15,6 +15,7 @@ import json
 import socket
 from collections.abc import Callable
 from functools import lru_cache, partial
+from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,9 @@ from starlette.types import ASGIApp
 
 from complete_mue.errors import MueError, RunError
 from complete_mue.lab.report.page import SCRIPT
+from complete_mue.rules import CATALOG
 from complete_mue.web.answer import plan_answer
-from complete_mue.web.fields import FieldError
+from complete_mue.web.fields import PARAMETERS, FieldError
 from complete_mue.web.guard import Guard
 from complete_mue.web.presets import presets
 from complete_mue.web.runs import Runs
@@ -64,8 +66,8 @@ def application(folder: Path, names: tuple[str, ...] = ()) -> ASGIApp:
         try:
             return _json(await anyio.to_thread.run_sync(_plan, _parameters(query), limiter=plans))
         except MueError as problem:
-            text = " ".join(str(problem).split())
-            return _json(_encoded({"error": text, "field": getattr(problem, "field", None)}))
+            field = problem.field if problem.field in PARAMETERS else None
+            return _json(_encoded({"error": " ".join(str(problem).split()), "field": field}))
 
     async def listing(request: Request) -> Response:
         return _json(_encoded(await anyio.to_thread.run_sync(runs.listing, limiter=reads)))
@@ -123,7 +125,9 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def _static(name: str, kind: str) -> Callable[[Request], Any]:
-    content = files("complete_mue.web").joinpath("static", name).read_bytes()
+    rules = "".join(f"<option>{escape(known)}</option>" for known in CATALOG)
+    text = files("complete_mue.web").joinpath("static", name).read_text(encoding="utf-8")
+    content = text.replace("<!-- rule sets -->", rules).encode("utf-8")
 
     async def endpoint(request: Request) -> Response:
         return Response(content, media_type=kind)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 
 import torch
@@ -25,19 +25,62 @@ from complete_mue.errors import KernelError, nearest
 from complete_mue.lab.kernels import grouped, plain_loop
 from complete_mue.lab.kernels.grouped import MOST_EXPERTS
 
-KERNELS = ("triton", "sonic", "grouped", "reference")
 ENVIRONMENT_VARIABLE = "MUE_KERNEL"
 
-_AUTOMATIC = ("triton", "grouped", "reference")  # in order of preference
-_ON_CUDA_ALONE = ("triton", "sonic")
-_PACKAGE = {"triton": "triton", "sonic": "sonicmoe"}
-_SUMMARY = {
-    "triton": "fused Triton kernels for NVIDIA Hopper; bfloat16",
-    "sonic": "SonicMoE's kernels for NVIDIA Hopper, where it is installed; bfloat16; only when asked for",
-    "grouped": grouped.SUMMARY,
-    "reference": plain_loop.SUMMARY,
-}
-_MISSING = frozenset(name for name, package in _PACKAGE.items() if importlib.util.find_spec(package) is None)
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel: its module has ``routed_experts`` and ``unavailable(x, up)``, which says why it cannot run.
+
+    ``load`` returns that module. It holds an import statement where the module needs an optional ``package``, and is
+    called only where that is installed: torch.compile follows such a statement, and not ``importlib``.
+    """
+
+    name: str
+    load: Callable[[], ModuleType]
+    summary: str
+    automatic: bool = True  # taken unasked where it can run; else only by its name
+    package: str | None = None
+    hopper: bool = False
+    missing: bool = field(init=False)  # its package is not installed
+
+    def __post_init__(self) -> None:
+        missing = self.package is not None and importlib.util.find_spec(self.package) is None
+        object.__setattr__(self, "missing", missing)
+
+
+KERNELS: dict[str, Kernel] = {}  # in order of preference
+
+
+def register(kernel: Kernel) -> None:
+    """Add a kernel behind those known by now; `MUE_KERNEL`, ``kernel=`` and `mue bench moe` take it by its name."""
+    if kernel.name in KERNELS:
+        raise KernelError(f"kernel {kernel.name!r} is known already: give another name")
+    KERNELS[kernel.name] = kernel
+
+
+def _triton() -> ModuleType:
+    from complete_mue.lab.kernels import triton_experts
+
+    return triton_experts
+
+
+def _sonic() -> ModuleType:
+    from complete_mue.lab.kernels import sonic
+
+    return sonic
+
+
+register(Kernel("triton", _triton, "fused Triton kernels for NVIDIA Hopper; bfloat16", package="triton", hopper=True))
+register(
+    Kernel(
+        "sonic", _sonic,
+        "SonicMoE's kernels for NVIDIA Hopper, where it is installed; bfloat16; only when asked for",
+        automatic=False, package="sonicmoe", hopper=True,
+    )
+)  # fmt: skip
+register(Kernel("grouped", lambda: grouped, grouped.SUMMARY))
+register(Kernel("reference", lambda: plain_loop, plain_loop.SUMMARY))
 
 
 @dataclass(frozen=True)
@@ -73,8 +116,8 @@ def choose(x: Tensor, up: Tensor, *, kernel: str | None = None) -> str:
     """Name of the kernel that ``routed_experts`` takes for these tensors (one replica of them)."""
     forced = kernel or os.environ.get(ENVIRONMENT_VARIABLE)
     if not forced:
-        for name in _AUTOMATIC:
-            if _unavailable(name, x, up) is None:
+        for name, known in KERNELS.items():
+            if known.automatic and _unavailable(name, x, up) is None:
                 return name
         raise KernelError(f"no kernel can run here: reference: {_unavailable('reference', x, up)}")
     if forced not in KERNELS:
@@ -94,34 +137,25 @@ def list_kernels() -> list[KernelInfo]:
     x = torch.empty(16, 128, dtype=torch.bfloat16, device="cuda" if cuda else "cpu")
     up = x.new_empty(4, 256, 128)
     infos = []
-    for name in KERNELS:
+    for name, kernel in KERNELS.items():
         reason = _unavailable(name, x, up)
-        infos.append(KernelInfo(name, reason is None, reason, _SUMMARY[name]))
+        infos.append(KernelInfo(name, reason is None, reason, kernel.summary))
     return infos
 
 
 def kernel_module(name: str) -> ModuleType:
     """The module of that kernel (``routed_experts``, ``unavailable``); optional ones are imported on first use."""
-    if name == "reference":
-        return plain_loop
-    if name == "grouped":
-        return grouped
-    if name == "triton":
-        from complete_mue.lab.kernels import triton_experts
-
-        return triton_experts
-    from complete_mue.lab.kernels import sonic
-
-    return sonic
+    return KERNELS[name].load()
 
 
 def _unavailable(name: str, x: Tensor, up: Tensor) -> str | None:
-    if name in _ON_CUDA_ALONE:
-        if not x.is_cuda:
-            return f"it needs an NVIDIA Hopper GPU, and these tensors are on {x.device.type}"
-        if name in _MISSING:
-            return f"the package {_PACKAGE[name]!r} is not installed"
-    return kernel_module(name).unavailable(x, up)
+    kernel = KERNELS[name]
+    if kernel.hopper and not x.is_cuda:
+        return f"it needs an NVIDIA Hopper GPU, and these tensors are on {x.device.type}"
+    if kernel.missing:
+        return f"the package {kernel.package!r} is not installed"
+    reason: str | None = kernel.load().unavailable(x, up)
+    return reason
 
 
 def _in_one_dtype(x: Tensor, up: Tensor, down: Tensor, index: Tensor, weight: Tensor, kernel: str | None) -> Tensor:

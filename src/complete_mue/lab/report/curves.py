@@ -47,6 +47,7 @@ class Curve:
     drift_error: float | None = None
     status: str = ""
     says: str = ""
+    why: str = ""  # what it says, less the numbers above
     runs: str = ""  # names its runs: the same in another sweep that shares them
 
     @property

@@ -20,6 +20,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from complete_mue.errors import FileError
+from complete_mue.lab.paper_figures import FIGURES
 from complete_mue.lab.records.pack import file_stem, portable
 from complete_mue.lab.report.across_sweeps import overview_lines, overview_table, tallies
 from complete_mue.lab.report.labels import TASKS, code, escaped, label, short_count, with_unit
@@ -43,10 +44,6 @@ from complete_mue.lab.report.verdict import DRIFT_GOAL, REGRET_GOAL
 from complete_mue.storage import inner_folder, remove_parts, whole
 
 END = "<!-- end -->"
-_FIGURES = (
-    "activated", "capacity", "granularity", "shared", "grouped", "depth", "width", "ffn_width", "batch_steps",
-    "batch_tokens", "scaling",
-)  # fmt: skip
 _FIRST_STEPS = "activated"  # the axis along which the paper shows the first steps
 _DPI, _COLUMNS = 120, 2
 _SIGNS = {"good": "✓", "bad": "✗", "open": "○", "note": "·"}
@@ -70,8 +67,8 @@ def chapters(found: Sequence[tuple[Summary, Path]]) -> tuple[Chapter, ...]:
     """By task, then in the order of the paper's figures, others after them; names are numbered where they repeat."""
 
     def order(item: tuple[Summary, Path]) -> tuple[object, ...]:
-        name = item[0].name
-        return list(TASKS).index(item[0].task), _FIGURES.index(name) if name in _FIGURES else len(_FIGURES), name
+        name, known = item[0].name, list(FIGURES)
+        return list(TASKS).index(item[0].task), known.index(name) if name in known else len(known), name
 
     made: list[Chapter] = []
     for summary, source in sorted(found, key=order):

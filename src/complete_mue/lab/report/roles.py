@@ -42,8 +42,7 @@ def judged(curve: Curve, unit: str) -> Curve:
             regret=found.cost,
             regret_error=found.cost_error,
         )
-    status, says = judge(curve, unit, None)
-    return dataclasses.replace(curve, status=status, says=says)
+    return dataclasses.replace(curve, **vars(judge(curve, unit, None)))
 
 
 @dataclass(frozen=True)

@@ -245,8 +245,7 @@ def _judged(curve: Curve, reference: Curve | None, unit: str) -> Curve:
         if curve.optimum_error is not None and reference is not None and reference.optimum_error is not None:
             error = math.hypot(curve.optimum_error, reference.optimum_error)
     curve = dataclasses.replace(curve, drift=drift, drift_error=error)
-    status, says = judge(curve, unit, reference)
-    return dataclasses.replace(curve, status=status, says=says)
+    return dataclasses.replace(curve, **vars(judge(curve, unit, reference)))
 
 
 def _transferred_runs(sweep: StoredSweep, scaling: bool) -> tuple[TransferredRun, ...]:

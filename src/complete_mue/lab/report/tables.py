@@ -118,14 +118,6 @@ def _wall(curve: Curve) -> str:
     return f", diverges {curve.optimum.diverges}" if curve.optimum and curve.optimum.diverges else ""
 
 
-def _why(curve: Curve) -> str:
-    """The reason, less the numbers that stand in the same row."""
-    says = curve.says
-    if says.startswith("drift") and curve.status in ("missed", "unclear"):
-        says = says.partition("; " if curve.status == "missed" else ", but ")[2]
-    return f": {says}" if says and curve.status not in ("held", "reference") else ""
-
-
 def _scan_cells(curve: Curve, path: str, reference: bool) -> tuple[Cell, ...]:
     best = curve.optimum
     basin: Cell = (Piece("–"),)
@@ -183,7 +175,8 @@ def loss_cell(curve: Curve, path: str = "") -> Cell:
 
 def verdict_cell(curve: Curve) -> Cell:
     """Whether the transfer held, and why not."""
-    return (Piece(f"{curve.status}{_wall(curve)}{_why(curve)}"),)
+    why = f": {curve.why}" if curve.why else ""
+    return (Piece(f"{curve.status}{_wall(curve)}{why}"),)
 
 
 def runs_table(summary: Summary) -> Table:

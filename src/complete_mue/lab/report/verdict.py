@@ -32,52 +32,64 @@ class Line:
     about: str = ""
 
 
-def judge(curve: Curve, unit: str, reference: Curve | None) -> tuple[str, str]:
-    """(status, reason) of one target under one rule set."""
+@dataclass(frozen=True)
+class Verdict:
+    """How one target did: ``says`` is the whole reason, ``why`` the same less the drift and the regret, for places
+    where these stand beside it."""
+
+    status: str
+    says: str
+    why: str
+
+
+def _reason(status: str, text: str) -> Verdict:
+    return Verdict(status, text, text)
+
+
+def judge(curve: Curve, unit: str, reference: Curve | None) -> Verdict:
+    """The verdict on one target under one rule set."""
     if curve.optimum is None:
         diverged = any(point.diverged for point in curve.points)
-        return ("missed", "diverges at every value") if diverged else ("unfinished", "no result yet")
+        return _reason("missed", "diverges at every value") if diverged else _reason("unfinished", "no result yet")
     if curve.transferred_diverged:
-        return "missed", "diverges at the transferred value"
+        return _reason("missed", "diverges at the transferred value")
     if curve.regret is None:
-        return "unfinished", "no result at the transferred value"
+        return _reason("unfinished", "no result at the transferred value")
     if curve.gaps:
-        return "unfinished", f"runs are missing at {_values(curve.gaps)}"
+        return _reason("unfinished", f"runs are missing at {_values(curve.gaps)}")
     regret, error = curve.regret, curve.regret_error or 0.0
     if regret - _CLEAR * error > REGRET_GOAL and curve.optimum.open:
-        return "missed", f"regret at least {regret:.3f} {unit}; the optimum lies at the {_edge(curve)}"
+        return _reason("missed", f"regret at least {regret:.3f} {unit}; the optimum lies at the {_edge(curve)}")
     if curve.optimum.open:
-        return "open", f"optimum at the {_edge(curve)}: scan wider"
+        return _reason("open", f"optimum at the {_edge(curve)}: scan wider")
     if reference is not None and reference.gaps:
-        return "unfinished", f"runs of {reference.target} are missing, so the drift is not known"
+        return _reason("unfinished", f"runs of {reference.target} are missing, so the drift is not known")
     if curve.drift is None:
-        return "unclear", "the reference's optimum is not known, so neither is the drift"
+        return _reason("unclear", "the reference's optimum is not known, so neither is the drift")
     return _weigh(curve.drift, curve.drift_error, regret, curve.regret_error, unit)
 
 
-def _weigh(
-    drift: float, drift_error: float | None, regret: float, regret_error: float | None, unit: str
-) -> tuple[str, str]:
+def _weigh(drift: float, drift_error: float | None, regret: float, regret_error: float | None, unit: str) -> Verdict:
     drift_off, regret_off = abs(drift) > DRIFT_GOAL, regret > REGRET_GOAL
-    moved = f"drift {drift:+.2f} octaves"
-    cost = f"regret {regret:.3f} {unit}"
+    numbers = f"drift {drift:+.2f} octaves, regret {regret:.3f} {unit}"
     clear = (drift_off and abs(drift) - _CLEAR * (drift_error or 0.0) > DRIFT_GOAL) or (
         regret_off and regret - _CLEAR * (regret_error or 0.0) > REGRET_GOAL
     )
     if clear:
-        flat = "; the basin is flat, so it costs little" if not regret_off else ""
-        return "missed", f"{moved}, {cost}{flat}"
+        why = "the basin is flat, so it costs little" if not regret_off else ""
+        return Verdict("missed", f"{numbers}; {why}" if why else numbers, why)
     wide_drift = drift_error is not None and drift_error > DRIFT_GOAL
     wide_regret = regret_error is not None and regret_error > REGRET_GOAL
     if not (drift_off or regret_off or wide_drift or wide_regret):
-        return "held", f"{moved}, {cost}"
+        return Verdict("held", numbers, "")
     most = math.inf if regret_error is None else regret + _CLEAR * regret_error
     if most <= REGRET_GOAL:
         most = math.ceil(most * 1000) / 1000
-        return "flat", f"costs at most {most:.3f} {unit}; the optimum's place cannot be told to half an octave"
+        return _reason("flat", f"costs at most {most:.3f} {unit}; the optimum's place cannot be told to half an octave")
     noise = [f"±{drift_error:.2f} octaves"] if drift_error is not None and (drift_off or wide_drift) else []
     noise += [f"±{regret_error:.3f} {unit}"] if regret_error is not None and (regret_off or wide_regret) else []
-    return "unclear", f"{moved}, {cost}, but the noise is {' and '.join(noise)}: too small a budget to tell"
+    why = f"the noise is {' and '.join(noise)}: too small a budget to tell"
+    return Verdict("unclear", f"{numbers}, but {why}", why)
 
 
 def _values(values: Sequence[float]) -> str:

@@ -1,0 +1,158 @@
+"""The paper's figures: which models stand along which axis. A figure is added here and nowhere else.
+
+Every model is transferred from one dense reference. Experts are an eighth of the width wide, unless the figure is
+about their width; depth and width are grown on an MoE, so that both transfers happen at once. ``sweep.figures`` makes
+sweeps of them; commands, report and scripts take names and order from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from complete_mue.errors import RunError
+from complete_mue.layout import Budget, FeedForward, ModelShape
+
+Axis = tuple[str, str, float]  # title, label, x
+
+
+@dataclass(frozen=True)
+class Model:
+    """A shape and a budget, their name and place along the figure's axis; ``axes`` where they stand on several."""
+
+    shape: ModelShape
+    budget: Budget
+    name: str = "dense"
+    x: float | None = None
+    axes: tuple[Axis, ...] = ()
+
+    def with_layout(self, layout: str, x: float, *, width: int | None = None, name: str | None = None) -> Model:
+        """The same with another feed-forward block; experts of ``width``, or of an eighth of the residual width."""
+        block = FeedForward.parse(layout, width or self.shape.width // 8)
+        return replace(self, shape=replace(self.shape, feed_forward=block), name=name or layout, x=x)
+
+
+Models = Callable[[Model, bool], list[Model]]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One named sweep: its title, the axis its models lie along, and the models around a dense one (few if tiny)."""
+
+    title: str
+    axis: str
+    models: Models
+    hypers: tuple[str, ...] = ("lr",)
+    fixed: bool = False  # the tuned value alone: loss against size
+
+
+FIGURES: dict[str, Figure] = {}  # in the order of the paper
+
+
+def register(
+    name: str, title: str, axis: str, *, hypers: tuple[str, ...] = ("lr",), fixed: bool = False
+) -> Callable[[Models], Models]:
+    """Name a function of the dense model, and of whether the scale is tiny, as a figure."""
+
+    def add(models: Models) -> Models:
+        if name in FIGURES:
+            raise RunError(f"figure {name!r} is known already: give another name", field="name", given=name)
+        FIGURES[name] = Figure(title, axis, models, hypers, fixed)
+        return models
+
+    return add
+
+
+@register("activated", "Activated experts", "activated experts", hypers=("lr", "weight_decay", "init_std"))
+def _activated(base: Model, tiny: bool) -> list[Model]:
+    return [base.with_layout(f"{16 if tiny else 64}e{a}a", a) for a in ((2, 4, 8) if tiny else (2, 4, 8, 16))]
+
+
+@register("capacity", "Capacity: more experts, as many active", "experts")
+def _capacity(base: Model, tiny: bool) -> list[Model]:
+    active, most = (4, 32) if tiny else (8, 256)
+    return [base.with_layout(f"{e}e{active}a", e) for e in (active << k for k in range(6)) if e <= most]
+
+
+@register("granularity", "Granularity: finer experts, the same active width", "activated experts")
+def _granularity(base: Model, tiny: bool) -> list[Model]:
+    sparsity, counts = (4, (2, 4, 8)) if tiny else (8, (2, 4, 8, 16))
+    return [base.with_layout(f"{sparsity * k}e{k}a@{base.shape.width // k}", k) for k in counts]
+
+
+@register("shared", "Shared experts", "shared experts")
+def _shared(base: Model, tiny: bool) -> list[Model]:
+    routed, numbers = ("16e4a", (0, 1, 2)) if tiny else ("64e8a", (0, 1, 2, 4))
+    return [base.with_layout(routed + (f"{z}s" if z else ""), z) for z in numbers]
+
+
+@register("grouped", "Group-balanced routing", "groups")
+def _grouped(base: Model, tiny: bool) -> list[Model]:
+    routed, numbers = ("16e4a", (1, 2, 4)) if tiny else ("64e8a", (1, 2, 4, 8))
+    return [base.with_layout(routed + (f"{g}g" if g > 1 else ""), g) for g in numbers]
+
+
+@register("depth", "Depth, on an MoE", "layers")
+def _depth(base: Model, tiny: bool) -> list[Model]:
+    sizes = [base.shape.depth * factor for factor in ((1, 2) if tiny else (1, 2, 4))]
+    return [_moe(replace(base, shape=replace(base.shape, depth=n)), tiny, f"{n} layers", n) for n in sizes]
+
+
+@register("width", "Width, on an MoE", "width")
+def _width(base: Model, tiny: bool) -> list[Model]:
+    sizes = [base.shape.width * factor for factor in ((1, 2) if tiny else (1, 2, 4))]
+    return [_moe(replace(base, shape=replace(base.shape, width=n)), tiny, f"width {n}", n) for n in sizes]
+
+
+def _moe(base: Model, tiny: bool, size: str, x: int) -> Model:
+    layout = "16e4a" if tiny else "64e8a"
+    return base.with_layout(layout, x, name=f"{layout}, {size}")
+
+
+@register("ffn_width", "Feed-forward width, dense", "expansion")
+def _ffn_width(base: Model, tiny: bool) -> list[Model]:
+    width = base.shape.active_width
+    return [base.with_layout("dense", f, width=round(f * width), name=f"dense x{f:g}") for f in _factors(tiny)]
+
+
+@register("batch_steps", "Batch at fixed steps", "batch ratio")
+def _batch_steps(base: Model, tiny: bool) -> list[Model]:
+    return [_batch(base, factor, base.budget.steps) for factor in _factors(tiny)]
+
+
+@register("batch_tokens", "Batch at fixed tokens", "batch ratio")
+def _batch_tokens(base: Model, tiny: bool) -> list[Model]:
+    return [_batch(base, factor, round(base.budget.steps / factor)) for factor in _factors(tiny)]
+
+
+def _factors(tiny: bool) -> tuple[float, ...]:
+    return (0.5, 2.0) if tiny else (0.25, 0.5, 2.0, 4.0)
+
+
+def _batch(base: Model, factor: float, steps: int) -> Model:
+    budget = Budget(round(base.budget.batch_tokens * factor), steps)
+    return replace(base, budget=budget, name=f"batch x{factor:g}", x=factor)
+
+
+@register("scaling", "The dense optimum, fixed, at every size", "parameters", fixed=True)
+def _scaling(base: Model, tiny: bool) -> list[Model]:
+    """Four axes together, a layout that several share once; and a hybrid, which is on none: groups and a shared expert
+    at once, as in the large recipes."""
+    found: dict[tuple[ModelShape, Budget], Model] = {}
+    for figure in (FIGURES[name] for name in ("activated", "capacity", "granularity", "depth")):
+        for model in figure.models(base, tiny):
+            known = found.get((model.shape, model.budget), model)
+            axis = figure.title.split(":")[0], figure.axis, float(model.x or 0)
+            found[model.shape, model.budget] = replace(known, axes=(*known.axes, axis))
+    experts, layout = (16, "16e4a2g1s") if tiny else (128, "128e8a4g1s")
+    return [*found.values(), base.with_layout(layout, experts)]
+
+
+@register("large_batch", "Four times the batch, as many steps", "batch ratio")
+def _large_batch(base: Model, tiny: bool) -> list[Model]:
+    """Layouts whose experts see few tokens, with four times as many: is it the noise of their gradients that moves an
+    optimum?"""
+    width, budget = base.shape.width, Budget(4 * base.budget.batch_tokens, base.budget.steps)
+    large = replace(base, budget=budget, name="dense, batch x4", x=4.0)
+    layouts = {"16e2a": width // 8} if tiny else {"64e2a": width // 8, "32e4a": width // 4}
+    return [large, *(large.with_layout(k, 4.0, width=h, name=f"{k}, batch x4") for k, h in layouts.items())]
