@@ -6,8 +6,6 @@ import bz2
 import gzip
 import json
 import lzma
-import os
-import random
 import signal
 import subprocess
 import sys
@@ -236,20 +234,15 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
 
 
-def killed(sources: list[Path], out: Path, tokenizer: str, shards: int) -> tuple[int, list[int]]:
-    """Start preparing, kill it when so many shards are there; the status and the pids of its children."""
+def killed(sources: list[Path], out: Path, tokenizer: str, shards: int) -> int:
+    """Start preparing, kill it when so many shards are there; the status."""
     process = subprocess.Popen([sys.executable, "-c", RUN, *map(str, sources), str(out), tokenizer])
-    children: list[int] = []
     while process.poll() is None:
-        done = len(list(out.glob("*.bin"))) if out.is_dir() else 0
-        if done >= shards:
-            children = [
-                int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-            ]
-            os.kill(process.pid, signal.SIGKILL)
+        if out.is_dir() and len(list(out.glob("*.bin"))) >= shards:
+            process.kill()
             break
         time.sleep(0.001)
-    return process.wait(), children
+    return process.wait()
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe"])
@@ -262,30 +255,15 @@ def test_a_killed_run_goes_on_to_the_same_bytes(
     quiet(sources, tmp_path / "whole", **options)
     expected = files(tmp_path / "whole")
     out = tmp_path / "killed"
-    status, children = killed(sources, out, name, 5)
-    assert status == -signal.SIGKILL, "it ended before it could be killed"
+    assert killed(sources, out, name, 5) == -signal.SIGKILL, "it ended before it could be killed"
     assert not (out / "manifest.json").exists()
     with pytest.raises(FileError, match="did not finish"):
         Manifest.read(out)
     kept = {path.name: path.stat().st_mtime_ns for path in sorted(out.glob("train-*.bin"))[:4]}
     (out / ".train-00099.bin.part").write_bytes(b"half")
-    assert killed(sources, out, name, 10**6)[0] == 0
+    assert killed(sources, out, name, 10**6) == 0
     assert files(out) == expected
     assert kept == {path.name: path.stat().st_mtime_ns for path in sorted(out.glob("train-*.bin"))[:4]}
-    if tokenizer == "bpe":
-        assert children, "there were no processes to tokenize"
-    deadline = time.monotonic() + 5
-    while any(Path(f"/proc/{pid}").exists() for pid in children) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    running = [pid for pid in children if Path(f"/proc/{pid}").exists() and _state(pid) != "Z"]
-    assert not running, "tokenizing processes outlived their parent"
-
-
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return "Z"
 
 
 def test_a_finished_shard_that_was_damaged_is_made_again(tmp_path: Path, two_sources: TwoSources) -> None:
@@ -476,21 +454,6 @@ def test_a_broken_tokenizer_is_named(tmp_path: Path, content: bytes) -> None:
         load_tokenizer(tmp_path)
 
 
-def test_a_worker_that_dies_is_said(tmp_path: Path, bpe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from complete_mue.lab.data import worker
-
-    documents = worker._Worker.documents
-
-    def dying(self: Any, texts: list[bytes]) -> Any:
-        self._process.kill()
-        return documents(self, texts)
-
-    monkeypatch.setattr(worker._Worker, "documents", dying)
-    (tmp_path / "a.txt").write_text("text " * random.Random(0).randint(10, 20))
-    with pytest.raises(RunError, match=r"status -9 .*memory"):
-        quiet(tmp_path / "a.txt", tmp_path / "out", tokenizer=bpe)
-
-
 def test_progress_is_shown_on_stderr(tmp_path: Path, texts: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.txt").write_text(SEPARATOR.join(texts))
     prepare(tmp_path / "a.txt", tmp_path / "out", separator=SEPARATOR)
@@ -523,6 +486,6 @@ def test_importing_loads_nothing_heavy() -> None:
     check = f"import sys, complete_mue.lab.data; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-    worker = "import sys, complete_mue.lab.data.worker; print('torch' in sys.modules)"
+    worker = "import sys, complete_mue.lab.data.prepare_text; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", worker], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -7,7 +7,9 @@ on nothing but sources and settings, so a run that was killed and goes on ends w
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -29,8 +31,7 @@ from complete_mue.lab.data.manifest import (
     TokenizerInfo,
 )
 from complete_mue.lab.data.progress import Meter
-from complete_mue.lab.data.tokenizers import JsonTokenizer, Tokenizer, load_tokenizer
-from complete_mue.lab.data.worker import tokenized
+from complete_mue.lab.data.tokenizers import Encoded, JsonTokenizer, Tokenizer, load_tokenizer
 from complete_mue.layout.numbers import count
 from complete_mue.storage import exclusive, read_json, refuse_strangers, whole, write_json
 
@@ -148,9 +149,8 @@ class _Run:
                 done.check(self.out, split)
             return done
         progress = self._progress()
-        copy = self._tokenizer_file()
-        train = self._train_documents(progress)
-        self._write_shards(progress, copy, train)
+        self._keep_tokenizer()
+        self._write_shards(progress, self._train_documents(progress))
         splits = {split: tuple(rows) for split, rows in progress.shards.items() if rows or split == "train"}
         if not progress.documents:
             names = ", ".join(reader.name for reader in self.readers[:3])
@@ -177,12 +177,10 @@ class _Run:
             progress.shards[split] = kept
         return progress
 
-    def _tokenizer_file(self) -> Path | None:
-        if not isinstance(self.tokenizer, JsonTokenizer):
-            return None
-        with whole(self.out / TOKENIZER) as file:
-            file.write(self.tokenizer.content)
-        return self.out / TOKENIZER
+    def _keep_tokenizer(self) -> None:
+        if isinstance(self.tokenizer, JsonTokenizer):
+            with whole(self.out / TOKENIZER) as file:
+                file.write(self.tokenizer.content)
 
     # -- documents ------------------------------------------------------------------------------------------------
 
@@ -220,14 +218,14 @@ class _Run:
 
     # -- shards ---------------------------------------------------------------------------------------------------
 
-    def _write_shards(self, progress: _Progress, copy: Path | None, train: int | None) -> None:
+    def _write_shards(self, progress: _Progress, train: int | None) -> None:
         self.meter.start("tokenizing")
         last = [shard for split in SPLITS for shard in progress.shards[split]][-1:]
         source, skip = progress.after[last[0].file] if last else (0, 0)
         self.starts = {source: progress.documents - skip}
         cutter = _Cutter(self, progress, train)
         chunks = _chunks(self._documents(source, skip))
-        for lengths, tokens in tokenized(self.tokenizer, copy, chunks, self.workers):
+        for lengths, tokens in _tokenized(self.tokenizer, chunks, self.workers):
             cutter.add(lengths, tokens)
             self.meter.tokens(len(tokens))
         cutter.close()
@@ -287,8 +285,23 @@ class _Cutter:
         self.parts, self.tokens, self.held = [], 0, 0
 
 
+def _tokenized(tokenizer: Tokenizer, chunks: Iterable[list[bytes]], workers: int) -> Iterator[Encoded]:
+    """Tokens of every chunk of documents, in order; ``workers`` threads, since the library lets go of Python's lock."""
+    waiting: deque[Future[Encoded]] = deque()
+    pool = ThreadPoolExecutor(workers)
+    try:
+        for chunk in chunks:
+            waiting.append(pool.submit(tokenizer.documents, chunk))
+            if len(waiting) > 2 * workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
 def _chunks(documents: Iterator[bytes]) -> Iterator[list[bytes]]:
-    """Documents in lists that are worth sending to a process."""
+    """Documents in lists that are worth a thread's turn."""
     chunk: list[bytes] = []
     size = 0
     for text in documents:
