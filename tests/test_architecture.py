@@ -27,7 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "lab.kernels": set(),
     "lab.nn": {"layout", "lab.kernels"},
     "lab.models": {"layout", "rules", "plan", "apply", "lab.kernels", "lab.nn"},
-    "lab.data": {"layout"},
+    "lab.data": {"layout", "lab.records"},
     "lab.train": {"layout", "rules", "plan", "apply", "lab.kernels", "lab.nn", "lab.models", "lab.data"},
     "lab.recipes": {"layout", "lab.train"},
     "lab.report": {"lab.records", "lab.paper_figures"},

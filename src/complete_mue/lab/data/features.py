@@ -9,18 +9,18 @@ Shards appear whole or not at all; a killed run goes on after the last finished 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from msgspec import Meta
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from complete_mue.errors import FileError, MueError, RunError, ShapeError
+from complete_mue.errors import FileError, RunError, ShapeError
 from complete_mue.lab.data.batches import ImageBatch, Pictures
 from complete_mue.lab.data.encoders import Autoencoder, TextEncoder, fingerprint
 from complete_mue.lab.data.extras import need
@@ -29,31 +29,24 @@ from complete_mue.lab.data.item_order import Rows, Sampling, part
 from complete_mue.lab.data.manifest import MANIFEST, PROGRESS
 from complete_mue.lab.data.progress import Meter
 from complete_mue.lab.data.safetensors_rows import StoredRows
+from complete_mue.lab.records.decode import Checksum, Count, decode, refuse_other_format
 from complete_mue.layout.numbers import count
 from complete_mue.storage import exclusive, read_json, refuse_strangers, sha256, whole, write_json
 
 FORMAT = "complete_mue features"
-VERSION = 1
 STORED = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-_SHARD_NAME = re.compile(r"features-[0-9]{5,8}\.safetensors")
+_HEADER = {"format": FORMAT, "version": 1}
+_AGAIN = "cache them again"
 
 
 @dataclass(frozen=True)
 class FeatureShard:
     """One file of features."""
 
-    file: str
-    items: int
-    bytes: int
-    sha256: str
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.file, str) or not _SHARD_NAME.fullmatch(self.file):
-            raise ShapeError(f"shard file {self.file!r}: the name must be such as features-00000.safetensors")
-        count("items", self.items)
-        count("bytes", self.bytes)
-        if not isinstance(self.sha256, str) or not re.fullmatch(r"[0-9a-f]{64}", self.sha256):
-            raise ShapeError(f"sha256 {self.sha256!r}: must be 64 hexadecimal digits")
+    file: Annotated[str, Meta(pattern=r"\Afeatures-[0-9]{5,8}\.safetensors\Z")]
+    items: Count
+    bytes: Count
+    sha256: Checksum
 
 
 @dataclass(frozen=True)
@@ -61,9 +54,9 @@ class FeatureManifest:
     """All there is to know about a folder of features. ``asked`` is what decides them."""
 
     asked: Mapping[str, Any]
-    image_shape: tuple[int, ...]
-    text_shape: tuple[int, ...]
-    shards: tuple[FeatureShard, ...]
+    image_shape: Annotated[tuple[Count, ...], Meta(min_length=3, max_length=4)]
+    text_shape: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=2)]
+    shards: Annotated[tuple[FeatureShard, ...], Meta(min_length=1)]
 
     @property
     def items(self) -> int:
@@ -72,7 +65,7 @@ class FeatureManifest:
 
     def to_dict(self) -> dict[str, Any]:
         """As it stands in the file."""
-        return {"format": FORMAT, "version": VERSION, **asdict(self)}
+        return {**_HEADER, **asdict(self)}
 
     def facts(self) -> dict[str, Any]:
         """A summary in plain data."""
@@ -93,20 +86,9 @@ class FeatureManifest:
         path = folder / MANIFEST
         if not path.is_file() and (folder / PROGRESS).is_file():
             raise FileError(f"{folder}: caching features there did not finish; run the same cache_features again")
-        data = read_json(path, "manifest of cached features")
-        try:
-            if data["format"] != FORMAT or data["version"] != VERSION:
-                raise ShapeError(f"format {data['format']!r} version {data['version']!r}, not {FORMAT!r} {VERSION}")
-            shapes = [tuple(count("size", size) for size in data[key]) for key in ("image_shape", "text_shape")]
-            if len(shapes[0]) not in (3, 4) or len(shapes[1]) not in (1, 2):
-                raise ShapeError(f"shapes {shapes}: images have 3 or 4 axes, texts 1 or 2")
-            shards = tuple(FeatureShard(**row) for row in data["shards"])
-            if not shards:
-                raise ShapeError("no shards")
-            return cls(dict(data["asked"]), shapes[0], shapes[1], shards)
-        except (MueError, KeyError, TypeError, ValueError, AttributeError) as problem:
-            said = f"no {problem}" if isinstance(problem, KeyError) else problem
-            raise FileError(f"{path}: not a manifest of cached features ({said}); cache them again") from None
+        data = read_json(path, "manifest of cached features", _AGAIN)
+        refuse_other_format(data, _HEADER, path, _AGAIN)
+        return decode(cls, data, path, _AGAIN)
 
 
 def cache_features(
@@ -320,23 +302,24 @@ def _write(path: Path, tensors: dict[str, Tensor]) -> FeatureShard:
     return FeatureShard(path.name, len(tensors["images"]), len(content), sha256(path))
 
 
+@dataclass(frozen=True)
+class _Unfinished:
+    asked: dict[str, Any]
+    shards: tuple[FeatureShard, ...]
+
+
 def _finished(out: Path, asked: Mapping[str, Any]) -> list[FeatureShard]:
     """Shards of an earlier call, up to the first that is not whole."""
     path = out / PROGRESS
     if not path.exists():
         write_json(path, {"asked": asked, "shards": []})
         return []
-    data = read_json(path, "record of unfinished features")
-    try:
-        before, shards = dict(data["asked"]), [FeatureShard(**row) for row in data["shards"]]
-    except (KeyError, TypeError, ValueError) as problem:
-        raise FileError(
-            f"{path}: not a record of unfinished features ({problem!r}); empty the folder and start anew"
-        ) from None
-    if shards:
-        _same(out, before, asked)
+    remedy = "empty the folder and start anew"
+    found = decode(_Unfinished, read_json(path, "record of unfinished features", remedy), path, remedy)
+    if found.shards:
+        _same(out, found.asked, asked)
     kept = []
-    for shard in shards:
+    for shard in found.shards:
         file = out / shard.file
         if not file.is_file() or file.stat().st_size != shard.bytes:
             break

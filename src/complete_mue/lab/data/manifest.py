@@ -10,44 +10,35 @@ folder/
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from complete_mue.errors import FileError, MueError, ShapeError
+from msgspec import Meta
+
+from complete_mue.errors import FileError, ShapeError
 from complete_mue.lab.data.tokenizers import BYTES, ByteTokenizer, JsonTokenizer, Tokenizer
-from complete_mue.layout.numbers import count
+from complete_mue.lab.records.decode import Checksum, Count, Step, decode, refuse_other_format
 from complete_mue.storage import read_json, sha256, write_json
 
 MANIFEST = "manifest.json"
 PROGRESS = "progress.json"
 TOKENIZER = "tokenizer.json"
-FORMAT = "complete_mue tokens"
-VERSION = 1
 SPLITS = ("train", "held_out")
 ITEM_SIZE = {"uint16": 2, "uint32": 4}
-_SHARD_NAME = re.compile(r"(train|held_out)-[0-9]{5,8}\.bin")
-_CHECKSUM = re.compile(r"[0-9a-f]{64}")
+_HEADER = {"format": "complete_mue tokens", "version": 1}
+_AGAIN = "prepare the data again"
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One file of token ids."""
+    """One file of token ids. Only plain names of ours: a manifest cannot point outside its folder."""
 
-    file: str
-    documents: int
-    tokens: int
-    sha256: str
-
-    def __post_init__(self) -> None:
-        # Only plain names of ours: a manifest cannot point outside its folder.
-        if not isinstance(self.file, str) or not _SHARD_NAME.fullmatch(self.file):
-            raise ShapeError(f"shard file {self.file!r}: the name must be such as train-00000.bin")
-        count("documents", self.documents)
-        count("tokens", self.tokens)
-        _checksum(self.sha256)
+    file: Annotated[str, Meta(pattern=r"\A(train|held_out)-[0-9]{5,8}\.bin\Z")]
+    documents: Count
+    tokens: Count
+    sha256: Checksum
 
 
 @dataclass(frozen=True)
@@ -55,18 +46,13 @@ class TokenizerInfo:
     """What decided the ids."""
 
     name: str
-    sha256: str
-    vocab: int
-    end_of_text: int
+    sha256: Checksum
+    vocab: Annotated[int, Meta(ge=1, le=2**32)]  # ids are 32 bits wide at most
+    end_of_text: Step
     end: str | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not (self.end is None or isinstance(self.end, str)):
-            raise ShapeError(f"tokenizer {self.name!r}, end {self.end!r}: both must be texts")
-        _checksum(self.sha256)
-        if count("vocab", self.vocab) > 2**32:
-            raise ShapeError(f"vocab = {self.vocab}: ids are 32 bits wide at most")
-        if count("end_of_text", self.end_of_text, least=0) >= self.vocab:
+        if self.end_of_text >= self.vocab:
             raise ShapeError(f"end_of_text = {self.end_of_text}: must be below vocab = {self.vocab}")
 
     @classmethod
@@ -107,22 +93,9 @@ class Manifest:
 
     def to_dict(self) -> dict[str, Any]:
         """As it stands in the file."""
-        return {
-            "format": FORMAT,
-            "version": VERSION,
-            "tokenizer": dataclasses.asdict(self.tokenizer),
-            "dtype": self.dtype,
-            "settings": dict(self.settings),
-            "splits": {
-                name: {
-                    "documents": self.documents(name),
-                    "tokens": self.tokens(name),
-                    "shards": [dataclasses.asdict(shard) for shard in shards],
-                }
-                for name, shards in self.splits.items()
-            },
-            "sources": [dict(source) for source in self.sources],
-        }
+        splits = {name: _Split(self.documents(name), self.tokens(name), rows) for name, rows in self.splits.items()}
+        sources = tuple(dict(source) for source in self.sources)
+        return {**_HEADER, **dataclasses.asdict(_File(self.tokenizer, self.dtype, self.settings, splits, sources))}
 
     def write(self, folder: Path) -> None:
         """Write ``manifest.json``, whole or not at all."""
@@ -137,34 +110,11 @@ class Manifest:
             if (folder / PROGRESS).is_file():
                 raise FileError(f"{folder}: preparing it did not finish; run the same `mue data prepare` again")
             raise FileError(f"{folder}: no {MANIFEST}; give a folder that `mue data prepare` wrote")
-        data = read_json(path, "manifest of prepared text")
-        try:
-            return cls._parse(data)
-        except (MueError, KeyError, TypeError, AttributeError) as problem:
-            said = f"no {problem}" if isinstance(problem, KeyError) else problem
-            raise FileError(f"{path}: not a manifest of prepared text ({said}); prepare the data again") from None
-
-    @classmethod
-    def _parse(cls, data: Mapping[str, Any]) -> Manifest:
-        if data["format"] != FORMAT or data["version"] != VERSION:
-            raise ShapeError(f"format {data['format']!r} version {data['version']!r}, not {FORMAT!r} version {VERSION}")
-        splits = data["splits"]
-        if not isinstance(splits, dict) or "train" not in splits or not set(splits) <= set(SPLITS):
-            raise ShapeError(f"splits must be {SPLITS[0]!r} and perhaps {SPLITS[1]!r}")
-        manifest = cls(
-            tokenizer=TokenizerInfo(**data["tokenizer"]),
-            splits={name: tuple(Shard(**row) for row in _list(split["shards"])) for name, split in splits.items()},
-            sources=tuple(_object(source) for source in _list(data["sources"])),
-            settings=_object(data["settings"]),
-        )
-        if data["dtype"] != manifest.dtype:
-            raise ShapeError(f"dtype {data['dtype']!r} with a vocabulary of {manifest.tokenizer.vocab}")
-        for name, split in splits.items():
-            if (split["documents"], split["tokens"]) != (manifest.documents(name), manifest.tokens(name)):
-                raise ShapeError(f"the counts of {name!r} are not the sums over its shards")
-            if len({shard.file for shard in manifest.splits[name]}) != len(manifest.splits[name]):
-                raise ShapeError(f"a shard of {name!r} is listed twice")
-        return manifest
+        data = read_json(path, "manifest of prepared text", _AGAIN)
+        refuse_other_format(data, _HEADER, path, _AGAIN)
+        found = decode(_File, data, path, _AGAIN)
+        splits = {name: split.shards for name, split in found.splits.items()}
+        return cls(found.tokenizer, splits, found.sources, found.settings)
 
     # -- what the folder holds ------------------------------------------------------------------------------------
 
@@ -197,18 +147,32 @@ class Manifest:
         return tokenizer
 
 
-def _checksum(value: object) -> None:
-    if not isinstance(value, str) or not _CHECKSUM.fullmatch(value):
-        raise ShapeError(f"sha256 {value!r}: must be 64 hexadecimal digits")
+@dataclass(frozen=True)
+class _Split:
+    documents: Step
+    tokens: Step
+    shards: tuple[Shard, ...]
+
+    def __post_init__(self) -> None:
+        sums = sum(shard.documents for shard in self.shards), sum(shard.tokens for shard in self.shards)
+        if (self.documents, self.tokens) != sums:
+            raise ShapeError(f"{self.documents} documents and {self.tokens} tokens are not the sums over its shards")
+        if len({shard.file for shard in self.shards}) != len(self.shards):
+            raise ShapeError("a shard is listed twice")
 
 
-def _object(value: object) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ShapeError(f"a {type(value).__name__} where an object must be")
-    return value
+@dataclass(frozen=True)
+class _File:
+    """What ``manifest.json`` holds, after its header."""
 
+    tokenizer: TokenizerInfo
+    dtype: str
+    settings: Mapping[str, Any]
+    splits: Mapping[str, _Split]
+    sources: tuple[Mapping[str, Any], ...]
 
-def _list(value: object) -> list[Any]:
-    if not isinstance(value, list):
-        raise ShapeError(f"a {type(value).__name__} where a list must be")
-    return value
+    def __post_init__(self) -> None:
+        if "train" not in self.splits or not set(self.splits) <= set(SPLITS):
+            raise ShapeError(f"splits must be {SPLITS[0]!r} and perhaps {SPLITS[1]!r}")
+        if self.dtype != self.tokenizer.dtype:
+            raise ShapeError(f"dtype {self.dtype!r:.80} with a vocabulary of {self.tokenizer.vocab}")

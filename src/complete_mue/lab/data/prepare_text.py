@@ -32,6 +32,7 @@ from complete_mue.lab.data.manifest import (
 )
 from complete_mue.lab.data.progress import Meter
 from complete_mue.lab.data.tokenizers import Encoded, JsonTokenizer, Tokenizer, load_tokenizer
+from complete_mue.lab.records.decode import Count, Step, decode
 from complete_mue.layout.numbers import count
 from complete_mue.storage import exclusive, read_json, refuse_strangers, whole, write_json
 
@@ -100,26 +101,29 @@ class _Progress:
 
     @classmethod
     def read(cls, path: Path, asked: Mapping[str, Any]) -> _Progress:
-        what = "record of an unfinished `mue data prepare`"
-        data = read_json(path, what)
-        try:
-            shards = {split: [Shard(**row) for row in data["shards"][split]] for split in SPLITS}
-            after = {
-                shard.file: (
-                    count("source", data["after"][shard.file][0], least=0),
-                    count("document", data["after"][shard.file][1], least=0),
-                )
-                for rows in shards.values()
-                for shard in rows
-            }
-            before, total = dict(data["asked"]), data["total"]
-            done = cls(None if total is None else count("total", total), shards, after)
-        except (KeyError, TypeError, AttributeError, IndexError, ValueError) as problem:
-            raise FileError(f"{path}: not a {what} ({problem!r}); empty the folder and start anew") from None
+        remedy = "empty the folder and start anew"
+        found = decode(_Unfinished, read_json(path, "record of an unfinished `mue data prepare`", remedy), path, remedy)
+        before, shards = found.asked, {split: list(found.shards[split]) for split in SPLITS}
+        done = cls(found.total, shards, {row.file: found.after[row.file] for rows in shards.values() for row in rows})
         if not done.documents and before != asked:  # nothing would be lost: a first attempt that failed
             return cls()
         _same(path.parent, before, asked)
         return done
+
+
+@dataclass(frozen=True)
+class _Unfinished:
+    asked: dict[str, Any]
+    total: Count | None
+    shards: dict[str, tuple[Shard, ...]]
+    after: dict[str, tuple[Step, Step]]
+
+    def __post_init__(self) -> None:
+        if set(self.shards) != set(SPLITS):
+            raise ShapeError(f"shards are of {', '.join(self.shards)!r:.80}, not of {', '.join(SPLITS)}")
+        for shard in (row for rows in self.shards.values() for row in rows):
+            if shard.file not in self.after:
+                raise ShapeError(f"after says nothing of {shard.file}")
 
 
 class _Run:

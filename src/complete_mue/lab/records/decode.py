@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import re
 import reprlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from complete_mue.errors import FileError
 
 T = TypeVar("T")
+
+# What many files hold: numbers that fit in 64 bits, checksums.
+Whole = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
+Step = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**62)]
+Checksum = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 
 class RecordError(FileError):
@@ -22,18 +29,23 @@ class RecordError(FileError):
         self.field = field
 
 
-def decode(kind: type[T], data: Any, file: str | Path, remedy: str, place: str = "") -> T:
-    """``data`` as a ``kind``, whose annotations and ``__post_init__`` say what is allowed.
-
-    ``place`` stands before the field in messages, such as the line of a file.
-    """
+def decode(kind: type[T], data: Any, file: str | Path, remedy: str) -> T:
+    """``data`` of ``file`` as a ``kind``, whose annotations and ``__post_init__`` say what is allowed."""
     try:
         return msgspec.convert(data, kind)
-    except msgspec.ValidationError as problem:
+    except (msgspec.ValidationError, ValueError) as problem:  # half a surrogate pair is a plain ValueError
         said, _, path = str(problem).partition(" - at `$")
         field = path.removeprefix(".").removesuffix("`")
         where = f"{field}{_given(data, field)}: " if field else ""
-        raise RecordError(f"{file}: {place}{where}{said}; {remedy}", field) from None
+        raise RecordError(f"{file}: {where}{said}; {remedy}", field) from None
+
+
+def refuse_other_format(data: Mapping[str, Any], header: Mapping[str, Any], file: str | Path, remedy: str) -> None:
+    """Refuse a file that another version wrote, or that is of another kind."""
+    for key, value in header.items():
+        if data.get(key) != value:
+            given = reprlib.repr(data.get(key))
+            raise RecordError(f"{file}: {key} is {given}, this version reads {value!r}; {remedy}", key)
 
 
 def _given(data: Any, field: str) -> str:

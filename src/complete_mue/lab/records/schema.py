@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from complete_mue.errors import nearest
-from complete_mue.lab.records.decode import RecordError
+from complete_mue.lab.records.decode import Count, RecordError, Step, Whole
 
 FORMAT = 1
 TASKS = {"lm": "language model", "dit": "diffusion transformer"}
@@ -28,9 +28,6 @@ OUTCOMES = ("finished", "diverged", "failed")
 _LEAST = 1e-100
 _USABLE = "a finite number: zero, or of a size from 1e-100 to 1e+100"
 
-Whole = Annotated[int, Meta(ge=-(2**62), le=2**62)]
-Step = Annotated[int, Meta(ge=0, le=2**62)]
-Count = Annotated[int, Meta(ge=1, le=2**62)]
 Positive = Annotated[float, Meta(ge=_LEAST, le=1 / _LEAST)]
 Amount = Annotated[float, Meta(ge=0)]
 PointId = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9_.-]{0,199}\Z")]  # names a file
@@ -104,8 +101,8 @@ class TunedReference(_Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, value in self.hyper.items():
-            if not usable(value):
-                raise RecordError(f"hyper.{name} is {value!r:.80}, not {_USABLE}")
+            if not name.isprintable() or not usable(value):
+                raise RecordError(f"hyper {name!r:.80} is {value!r:.80}, not {_USABLE}")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from complete_mue.errors import FileError
-from complete_mue.lab.records.decode import RecordError, decode
+from complete_mue.lab.records.decode import RecordError, decode, refuse_other_format
 from complete_mue.lab.records.schema import FORMAT, Outcome, Plan, without_gaps
 from complete_mue.storage import LARGEST_JSON, read_json
 
@@ -59,11 +59,9 @@ class StoredSweep:
     def outcome(self, id_: str) -> Outcome | None:
         """What a point gave, if it has a record."""
         record = self.record(id_)
-        if record is None:
-            return None
-        if self.lines is not None:
-            return outcome_of(record, id_, self.place, _REPACK, f"line {self.lines[id_][0]}: ")
-        return outcome_of(record, id_, self._file(id_))
+        if record is not None and self.lines is not None:
+            return outcome_of(record, id_, f"{self.place}: line {self.lines[id_][0]}", _REPACK)
+        return None if record is None else outcome_of(record, id_, self._file(id_))
 
     def record(self, id_: str) -> Mapping[str, Any] | None:
         """A point's record as it stands in the file, if there is one."""
@@ -94,23 +92,17 @@ def read_record(path: Path) -> dict[str, Any]:
     return read_json(path, "sweep record", _RERUN)
 
 
-def outcome_of(record: Mapping[str, Any], id_: str, path: Path, remedy: str = _RERUN, place: str = "") -> Outcome:
+def outcome_of(record: Mapping[str, Any], id_: str, file: str | Path, remedy: str = _RERUN) -> Outcome:
     """The outcome in a record, which must be that of point ``id_``."""
-    _refuse_other_format(record, path, remedy, place)
+    refuse_other_format(record, {"format": FORMAT}, file, remedy)
     if record.get("id") != id_:
-        raise RecordError(f"{path}: {place}id is {record.get('id')!r:.80}, not {id_!r}; {remedy}", "id")
-    return decode(Outcome, without_gaps(record), path, remedy, place)
+        raise RecordError(f"{file}: id is {record.get('id')!r:.80}, not {id_!r}; {remedy}", "id")
+    return decode(Outcome, without_gaps(record), file, remedy)
 
 
 def _plan_of(raw: Mapping[str, Any], path: Path, remedy: str) -> Plan:
-    _refuse_other_format(raw, path, remedy)
+    refuse_other_format(raw, {"format": FORMAT}, path, remedy)
     return decode(Plan, raw, path, remedy)
-
-
-def _refuse_other_format(data: Mapping[str, Any], path: Path, remedy: str, place: str = "") -> None:
-    if data.get("format") != FORMAT:
-        text = f"format is {data.get('format')!r:.80}, this version reads {FORMAT}"
-        raise RecordError(f"{path}: {place}{text}; {remedy}", "format")
 
 
 def find_sweeps(place: str | Path) -> tuple[Path, ...]:
