@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
 from functools import lru_cache
 from pathlib import Path
+from xml.etree import ElementTree
 
-SOURCE = Path(__file__).parents[1] / "src" / "complete_mue"
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "complete_mue"
 
 # The library is what people import into their own training; the lab shows that it works; cli and web stand over both.
 LIBRARY = ("layout", "rules", "plan", "apply", "export")
@@ -134,3 +137,15 @@ def test_no_circles() -> None:
 
     for name in graph:
         visit(name, ())
+
+
+def test_the_picture_shows_every_package() -> None:
+    drawn = ElementTree.parse(ROOT / "docs/architecture.svg").iterfind(".//{*}text[@class='name']")
+    assert {text.text for text in drawn} == {*LIBRARY, *LAB, "cli", "web"}
+
+
+def test_the_page_names_modules_that_exist() -> None:
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([a-z_/]+\.py)`", text)
+    assert len(named) > 10
+    assert [name for name in named if not (SOURCE / name).exists() and not (ROOT / name).exists()] == []
