@@ -182,6 +182,6 @@ def sha256(path: Path) -> str:
     """Checksum of a file."""
     try:
         with plain_file(path) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
     except OSError as problem:
         raise FileError(f"{path}: {problem.strerror or problem}") from None

@@ -203,7 +203,7 @@ def probe(model: nn.Module, family: Family | None = None) -> Seen:
 
 
 def _declared(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> tuple[TensorSpec, ...]:
-    declared: tuple[TensorSpec, ...] = tuple(model.tensors())  # type: ignore[operator]
+    declared: tuple[TensorSpec, ...] = tuple(model.tensors())
     twice = [name for name, times in Counter(spec.name for spec in declared).items() if times > 1]
     by_name = {spec.name: spec for spec in declared}
     plain = {plain_name(name): name for name in parameters}
@@ -337,7 +337,7 @@ def _on_meta(config: Any) -> nn.Module:
         ) from None
     try:
         with torch.device("meta"):
-            built: nn.Module = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+            built: nn.Module = AutoModelForCausalLM.from_config(config)
     except Exception as problem:  # whatever transformers' own code raises on a config with gaps
         raise BindError(
             f"transformers cannot build a model of this {type(config).__name__} ({type(problem).__name__}: {problem}): "

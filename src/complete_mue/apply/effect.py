@@ -16,6 +16,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +47,7 @@ class _Named:
         return self.spec.name
 
 
-Data = Tensor | Callable[[nn.Module], object]
+Data: TypeAlias = Tensor | Callable[[nn.Module], object]
 
 
 def update_effect(

@@ -30,7 +30,7 @@ def check_attention_scale(model: nn.Module, plan: Plan) -> None:
     for module in _attentions(model):
         size = _size(module)
         wanted = plan.attention_scale or 1 / math.sqrt(size)
-        if not math.isclose(float(module.scaling), wanted, rel_tol=1e-6):  # type: ignore[arg-type]
+        if not math.isclose(float(module.scaling), wanted, rel_tol=1e-6):
             theirs = plan.reference.shape.head_dim or "the same size"
             raise BindError(
                 f"the model multiplies attention logits by {module.scaling:.6g}, the plan by {wanted:.6g} (heads of "
@@ -42,7 +42,7 @@ def check_attention_scale(model: nn.Module, plan: Plan) -> None:
 
 def _size(module: nn.Module) -> int:
     size = getattr(module, "qk_head_dim", None)
-    return int(size if isinstance(size, int) else module.head_dim)  # type: ignore[arg-type]
+    return int(size if isinstance(size, int) else module.head_dim)
 
 
 def _attentions(model: nn.Module) -> list[nn.Module]:

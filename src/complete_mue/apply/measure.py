@@ -71,7 +71,7 @@ def measure(
     first = seed * (steps + 1)
     for step in range(first, first + steps):
         setup.optimizer.zero_grad()
-        loss(model, step).backward()  # type: ignore[no-untyped-call]
+        loss(model, step).backward()
         if setup.clip is not None:
             setup.clip(model)
         setup.optimizer.step()

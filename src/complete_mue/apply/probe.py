@@ -398,7 +398,7 @@ def _carried(capture: _Capture, layer: int, branches: Mapping[str, str]) -> dict
     nexts = [x for s in norms for x in capture.inputs.get(_owner(s), ()) if isinstance(x, Tensor)]
     if (after := capture.outputs.get(capture.layers[layer])) is not None:
         nexts.append(after)
-    found = {}
+    found: dict[str, tuple[float, float]] = {}
     for name, module in branches.items():
         given = [x for x in capture.inputs.get(module, ()) if isinstance(x, Tensor) and x.is_floating_point()]
         for after in nexts:

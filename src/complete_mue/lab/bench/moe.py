@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from rich.console import Console
@@ -239,7 +240,7 @@ def _run_case(
     moe = FeedForwardSpec.moe(case.experts, case.active, case.expert_width)
     makers: list[tuple[str, Callable[[], _Candidate]]] = []
     for label in (DENSE, DENSE_COMPILED):
-        makers.append((label, lambda label=label: _layer_candidate(case, inputs, dense, label, None, blocks)))
+        makers.append((label, partial(_layer_candidate, case, inputs, dense, label, None, blocks)))
     rows: list[BenchRow] = []
     for name in kernels:
         try:
@@ -252,7 +253,7 @@ def _run_case(
         makers += _candidates(inputs, name)
         if layer:
             label = f"layer, {name}"
-            makers.append((label, lambda label=label, name=name: _layer_candidate(case, inputs, moe, label, name, {})))
+            makers.append((label, partial(_layer_candidate, case, inputs, moe, label, name, {})))
 
     ready: list[tuple[_Candidate, float | None]] = []
     for label, maker in makers:

@@ -169,7 +169,7 @@ class BenchResult:
         rows = [row for row in self.rows if row.figure == figure and row.ms is not None]
         ticks = sorted({getattr(row, axis) for row in rows})
         for kernel in dict.fromkeys(row.kernel for row in rows):
-            points = sorted((getattr(row, axis), row.ms) for row in rows if row.kernel == kernel)
+            points = sorted((getattr(row, axis), row.ms or 0.0) for row in rows if row.kernel == kernel)
             values = [ms for _, ms in points]
             style = "--" if kernel == DENSE else "-"
             constant = figure != "width"  # one dense block for the whole panel; its times differ by noise alone

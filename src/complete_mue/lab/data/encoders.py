@@ -51,7 +51,7 @@ class Autoencoder:
         """Latents of pixels [rows, channels, (frames,) height, width]."""
         weight = next(self.module.parameters())
         try:
-            encoded: Any = self.module.encode(images.to(weight.device, weight.dtype))  # type: ignore[operator]
+            encoded: Any = self.module.encode(images.to(weight.device, weight.dtype))
         except RuntimeError as problem:
             raise ShapeError(
                 f"autoencoder {self.name}: cannot encode images of shape {list(images.shape)} ({problem})"
@@ -67,7 +67,7 @@ class Autoencoder:
         """Pixels of latents, clipped to [-1, 1]."""
         weight = next(self.module.parameters())
         shift, scale = self._scale(latents)
-        decoded: Any = self.module.decode((latents / scale + shift).to(weight.device, weight.dtype))  # type: ignore[operator]
+        decoded: Any = self.module.decode((latents / scale + shift).to(weight.device, weight.dtype))
         images: Tensor = getattr(decoded, "sample", decoded)
         return images.float().clamp(-1, 1)
 

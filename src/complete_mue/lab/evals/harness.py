@@ -59,7 +59,7 @@ def harness_task(task: EvalTask, folder: Path, shots: int) -> Any:
     if task.by_subject:
         config["description"] = "description"
 
-    class SubjectTask(ConfigurableTask):  # type: ignore[misc]
+    class SubjectTask(ConfigurableTask):
         """Examples of the item's own subject."""
 
         def fewshot_context(self, doc: dict[str, Any], num_fewshot: int, **rest: Any) -> Any:
@@ -139,7 +139,7 @@ def adapter(scorer: Scorer, progress: Callable[[str], Tick]) -> Any:
     need_harness()
     from lm_eval.api.model import LM
 
-    class Adapter(LM):  # type: ignore[misc]
+    class Adapter(LM):
         """Log-likelihoods, rolling log-likelihoods and generation by a Scorer."""
 
         def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[Answer]:

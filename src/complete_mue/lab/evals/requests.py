@@ -16,6 +16,7 @@ import lzma
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,12 @@ class TaskRequests:
         """Plain data; a context that several continuations share is written once."""
         first = self.questions[0] if self.questions else None
         if isinstance(first, Generation):
-            return {"task": self.task, "checksum": self.checksum, "texts": [asdict(q) for q in self.questions]}
-        pairs = groupby(self.questions, key=lambda pair: pair[0])
+            return {
+                "task": self.task,
+                "checksum": self.checksum,
+                "texts": [asdict(q) for q in self.questions if isinstance(q, Generation)],
+            }
+        pairs = groupby((pair for pair in self.questions if not isinstance(pair, Generation)), key=itemgetter(0))
         grouped = [[context, [continuation for _, continuation in same]] for context, same in pairs]
         return {"task": self.task, "checksum": self.checksum, "pairs": grouped}
 
@@ -65,7 +70,7 @@ class TaskRequests:
     def answer(self, scorer: Scorer, tick: Tick) -> list[Any]:
         """What a model answers, in order."""
         if self.questions and isinstance(self.questions[0], Generation):
-            return list(scorer.generate(self.questions, tick))  # type: ignore[arg-type]
+            return list(scorer.generate(self.questions, tick))
         return [list(answer) for answer in scorer.loglikelihoods(self.questions, tick)]  # type: ignore[arg-type]
 
 
@@ -84,7 +89,7 @@ def _recorder() -> Any:
     need_harness()
     from lm_eval.api.model import LM
 
-    class Recorder(LM):  # type: ignore[misc]
+    class Recorder(LM):
         """A model that only listens."""
 
         def __init__(self) -> None:
@@ -120,7 +125,7 @@ def replay(name: str, checksum: str, answers: list[Any]) -> Any:
             )
         return answers
 
-    class Replay(LM):  # type: ignore[misc]
+    class Replay(LM):
         """Answers from a file."""
 
         def loglikelihood(self, requests: list[Any]) -> list[Answer]:

@@ -55,7 +55,7 @@ class _Exchange(torch.autograd.Function):
         return _exchanged(rows, sent, taken, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         return _exchanged(grad, *ctx.back), None, None, None
 
 

@@ -61,7 +61,7 @@ def routed_experts(x: Tensor, up: Tensor, down: Tensor, index: Tensor, weight: T
     # Inside `forward` no tensor says that it needs a gradient, so whether to keep the hidden rows is decided here.
     keep = torch.is_grad_enabled() and any(t.requires_grad for t in (x, up, down, weight))
     with torch.autocast(x.device.type, enabled=False):
-        return _RoutedExperts.apply(x, up, down, index, weight, keep)  # type: ignore[no-any-return]
+        return _RoutedExperts.apply(x, up, down, index, weight, keep)
 
 
 class _RoutedExperts(torch.autograd.Function):
@@ -145,7 +145,7 @@ def _rows(*parts: Tensor) -> "Rows":
 def _sort(index: Tensor, weight: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     from complete_mue.lab.kernels.triton_sort import sort_rows
 
-    return tuple(sort_rows(index, weight, experts))  # type: ignore[return-value]
+    return tuple(sort_rows(index, weight, experts))
 
 
 @_sort.register_fake
@@ -171,7 +171,7 @@ def _up_swiglu(
     keep: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     products = _products(up.shape[1] // 2, x.shape[1], x.dtype)
-    return products.up_swiglu(x, up, _rows(token, scale, place, start, count, expert), keep)  # type: ignore[no-any-return]
+    return products.up_swiglu(x, up, _rows(token, scale, place, start, count, expert), keep)
 
 
 @_up_swiglu.register_fake
@@ -188,7 +188,7 @@ def _rows_product(
 ) -> Tensor:  # fmt: skip
     expert_width, width = (b.shape[1] // 2, b.shape[2]) if transposed else (b.shape[2], b.shape[1])
     products = _products(expert_width, width, a.dtype)
-    return products.rows_product(a, b, _rows(token, scale, place, start, count, expert), transposed=transposed)  # type: ignore[no-any-return]
+    return products.rows_product(a, b, _rows(token, scale, place, start, count, expert), transposed=transposed)
 
 
 @_rows_product.register_fake
@@ -203,7 +203,7 @@ def _swiglu_grad(
     token: Tensor, scale: Tensor, place: Tensor, start: Tensor, count: Tensor, expert: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     products = _products(down.shape[2], down.shape[1], grad.dtype)
-    return products.swiglu_grad(grad, hidden, down, _rows(token, scale, place, start, count, expert))  # type: ignore[no-any-return]
+    return products.swiglu_grad(grad, hidden, down, _rows(token, scale, place, start, count, expert))
 
 
 @_swiglu_grad.register_fake
@@ -221,7 +221,7 @@ def _expert_product(
     token: Tensor, scale: Tensor, place: Tensor, start: Tensor, count: Tensor, expert: Tensor, flip: bool,
 ) -> Tensor:  # fmt: skip
     products = _products(by_row.shape[1] // (2 if flip else 1), by_token.shape[1], by_token.dtype)
-    return products.expert_product(by_token, by_row, _rows(token, scale, place, start, count, expert), flip=flip)  # type: ignore[no-any-return]
+    return products.expert_product(by_token, by_row, _rows(token, scale, place, start, count, expert), flip=flip)
 
 
 @_expert_product.register_fake

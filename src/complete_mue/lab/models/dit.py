@@ -126,7 +126,7 @@ class DiffusionTransformer(nn.Module):
     def _shared(self, x: Tensor, t: Tensor, text: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         assert self.replicas is not None
         sizes = (2 + len(self.patch), 1, 2 if self.text_features is None else 3)
-        return tuple(  # type: ignore[return-value]
+        return tuple(
             part.expand(self.replicas, *part.shape) if part.ndim == size else part
             for part, size in zip((x, t, text), sizes, strict=True)
         )

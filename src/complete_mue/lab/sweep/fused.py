@@ -69,7 +69,7 @@ def train_fused(
     optimizer = _prepare(model, configs)
     losses_of = _losses(first, tasks[0], model)
     if first.compile:
-        model.compile_parts()  # type: ignore[operator]
+        model.compile_parts()
     alive = torch.ones(len(configs), dtype=torch.bool, device=device)
 
     def advance(factor: Tensor, *batch: Tensor) -> tuple[Tensor, list[Routing]]:
@@ -224,7 +224,7 @@ def _backward(
 def _balance(config: RunConfig, model: nn.Module, loads: list[Tensor]) -> None:
     """Loss-free balancing, where it is on, by the load of the whole step."""
     if loads:
-        routed = [layer.feed_forward for layer in model.layers if layer.feed_forward.spec.groups]  # type: ignore[union-attr]
+        routed = [layer.feed_forward for layer in model.layers if layer.feed_forward.spec.groups]
         for block, load in zip(routed, loads, strict=True):
             block.update_bias(load, config.balance_rate)
 

@@ -62,10 +62,10 @@ class Launch:
 
 def as_typed(words: Sequence[str]) -> str:
     """What the records' reader would type: without `--known`, which saves work and changes no result."""
-    kept, words = ["mue"], iter(words)
-    for word in words:
+    kept, rest = ["mue"], iter(words)
+    for word in rest:
         if word == "--known":
-            next(words, None)
+            next(rest, None)
         elif word != "--trust-known" and not word.startswith("--known="):
             kept.append(word)
     return shlex.join(kept)

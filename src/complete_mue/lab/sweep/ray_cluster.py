@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from typing import Any
 
@@ -24,14 +25,14 @@ class RayCluster:
         self._own = not ray.is_initialized()
         if self._own:
             try:
-                ray.init(address=address, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
             except (ConnectionError, RuntimeError, ValueError) as problem:
                 raise RunError(
                     f"no Ray cluster at {address!r} ({problem}): start one, or leave the address out"
                 ) from None
         needs: dict[str, Any] = {"num_gpus": 1} if gpu else {"num_cpus": 1}
         self._task = ray.remote(max_retries=0, **needs)(_perform)
-        self._board = ray.remote(num_cpus=0, max_restarts=-1)(_Board).remote()
+        self._board: Any = ray.remote(num_cpus=0, max_restarts=-1)(_Board).remote()
         self._running: dict[Any, int] = {}
 
     def free(self) -> int:

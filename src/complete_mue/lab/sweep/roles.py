@@ -75,7 +75,7 @@ def roles_of(targets: Sequence[Target]) -> tuple[str, ...]:
     found = set()
     for target in targets:
         model = build(dataclasses.replace(target.config, compile=False), device=torch.device("meta")).model
-        found |= {tensor.role for tensor in model.tensors()}  # type: ignore[operator]
+        found |= {tensor.role for tensor in model.tensors()}
     return tuple(role.value for role in Role if role in found)
 
 

@@ -84,8 +84,7 @@ def tune(
         found.append(tuned)
         value = float(f"{tuned.optimum.value:.{_DIGITS}g}")
         given = base.reference
-        reference = dataclasses.replace(given, hyper=dataclasses.replace(given.hyper, **{hyper: value}))
-        base = dataclasses.replace(base, reference=reference)
+        base = dataclasses.replace(base, reference=Hyper.parse(hyper).put(given, value))
     with whole(folder / "reference.toml") as file:
         file.write(reference_toml(base.reference, _evidence(found)).encode("utf-8"))
     return base.reference, found
@@ -113,6 +112,7 @@ def _scan(
             values = (*(values[0] / 2**k for k in range(_WIDENED, 0, -1)), *values)
         if optimum.open in ("high", "both"):
             values = (*values, *(values[-1] * 2**k for k in range(1, _WIDENED + 1)))
+    assert optimum is not None
     return Tuned(hyper, curve, optimum, folder, len(sweep.points()))
 
 

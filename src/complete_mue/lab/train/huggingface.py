@@ -104,7 +104,7 @@ def _block(layer: Layer, here: str, weight: Any) -> dict[str, Tensor]:
     """Experts go group by group; ours are stacked by width."""
     block, spec = layer.feed_forward, layer.feed_forward.spec
     at = f"{here}.feed_forward"
-    found = {}
+    found: dict[str, Tensor] = {}
     if spec.branches:
         kind = "dense" if spec.is_dense else "shared"
         found |= {f"{at}.branch.{part}.weight": weight(f"{at}.{kind}_{part}") for part in ("up", "down")}

@@ -144,6 +144,7 @@ class CompleteMueBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [batch, tokens, width] -> the same shape."""
         if self.router is None:
+            assert self.branch is not None
             return self.branch(x)
         tokens = x.flatten(0, -2)
         y = self._routed(tokens)
@@ -152,6 +153,7 @@ class CompleteMueBlock(nn.Module):
         return y.view(x.shape)
 
     def _routed(self, tokens: Tensor) -> Tensor:
+        assert self.router is not None
         wide = torch.promote_types(tokens.dtype, torch.float32)
         logits = tokens.to(wide) @ self.router.to(wide).T  # [tokens, experts of all groups]
         order = logits

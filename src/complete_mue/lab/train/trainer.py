@@ -90,7 +90,7 @@ class Trainer:
         if self.config.precision == "bfloat16" and self.config.accumulate > 1 and self.ranks.mesh is None:
             self._copies = ExpertCopies(self.model, self.binding)
         if self.config.compile:
-            self.model.compile_parts()  # type: ignore[operator]
+            self.model.compile_parts()
             if self.device.type == "cuda" and self.ranks.mesh is None:
                 self._record()
 
