@@ -312,13 +312,16 @@ def _log_axis(
     words: Callable[[float], str] = "{:.3g}".format,
     reach: Sequence[float] = (),
 ) -> Axis:
-    """Ticks at the values themselves, thinned to at most five; the axis spans ``reach`` as well."""
+    """Ticks at the values themselves, from the middle one outwards, as far as there is room for their labels; the axis
+    spans ``reach`` as well."""
     found = sorted(set(values))
     low, high = min(found[0], *reach, found[0]), max(found[-1], *reach, found[-1])
     pad = (high / low) ** 0.06 if high > low else 1.4
-    every = math.ceil(len(found) / 5)
-    middle = (len(found) // 2) % every
-    return Axis(name, low / pad, high * pad, tuple((v, words(v)) for v in found[middle::every]), log=True)
+    middle, kept = found[len(found) // 2], list[float]()
+    for value in sorted(found, key=lambda v: abs(math.log(v / middle))):
+        if all(abs(math.log(value / other)) > 0.18 * math.log(high / low) for other in kept):
+            kept.append(value)
+    return Axis(name, low / pad, high * pad, tuple((v, words(v)) for v in sorted(kept)), log=True)
 
 
 def _linear_axis(name: str, values: Iterable[float]) -> Axis:

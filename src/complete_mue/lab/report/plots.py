@@ -44,9 +44,10 @@ def write_png(picture: Picture, path: Path, columns: int | None = None, dpi: int
     for axis in axes[::wide]:
         axis.set_ylabel(picture.y.label)
     handles = {text: h for axis in axes for h, text in zip(*axis.get_legend_handles_labels(), strict=True)}
+    room = int(size[0] / (0.65 + 0.075 * max(map(len, handles), default=1)))  # inches of a mark and of a letter
     figure.legend(
         list(handles.values()), list(handles), loc="outside lower center", frameon=False, fontsize=9,
-        ncols=min(len(handles), 7 if wide > 1 else 4),
+        ncols=max(1, min(len(handles), room)),
     )  # fmt: skip
     figure.suptitle(picture.title, fontsize=12.5)
     drawn = io.BytesIO()
