@@ -94,6 +94,7 @@ def test_other_machines_are_those_this_one_can_be(monkeypatch: pytest.MonkeyPatc
         assert any(run.options[-2:] == ("--seeds", str(portable.SEEDS)) for run in runs)
 
 
+@pytest.mark.slow
 def test_one_failure_fails_and_is_told_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -71,6 +71,7 @@ def slopes_of(result: CheckResult, role: str) -> Any:
     return next(one for one in result.axes[0].roles if one.role == role)
 
 
+@pytest.mark.slow
 def test_noise_is_not_blamed_on_the_setup_and_text_can_be_judged() -> None:
     line = axis_points("width", "8e2a")
     noise = mue.check(stock_setup("mixtral", random_tokens), "width", points=line, seeds=1)

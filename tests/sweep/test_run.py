@@ -119,6 +119,7 @@ def test_a_diverging_point_is_recorded_and_leaves_the_sweep_alone(tmp_path: Path
     json.dumps(record.to_dict(), allow_nan=False)
 
 
+@pytest.mark.slow
 def test_a_killed_worker_costs_its_unfinished_work_alone(tmp_path: Path) -> None:
     """And what processes find is what one finds."""
     executor, kills = Processes(2), []

@@ -24,7 +24,7 @@ def transfer(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("task", ["lm", "dit"])
+@pytest.mark.parametrize("task", [pytest.param("lm", marks=pytest.mark.slow), "dit"])
 def test_every_sweep_is_one_that_the_command_line_takes(task: str, tmp_path: Path) -> None:
     listed = transfer("stdlib" if task == "lm" else "scenes", "--task", task, "--list", "--runs", str(tmp_path))
     commands = [shlex.split(line)[1:] for line in listed.stdout.splitlines()]
