@@ -39,7 +39,7 @@ CAUSE = (
     ("256e8a@16,router.score=shuffled", "expert_up", "-2.5:0.5"),
     ("dense,budget.batch_tokens=65536", "dense_up", "-1:1"),
 )
-DIFFUSION = Path("docs/results/roles/dit-reference.toml")
+DIFFUSION = Path("docs/results/dit-reference.toml")
 SEEDS = "4"
 _STAGGER = 15.0  # seconds between starts, so that the next sweep sees what this one is about to run
 
