@@ -99,25 +99,15 @@ class Noise:
 
 @dataclass(frozen=True)
 class Runs:
-    """The runs of one curve: ``table[seed, value]`` holds losses less each seed's level, NaN where there is none."""
+    """The runs of one curve, by rising value: ``table[seed, value]`` holds losses, NaN where there is none."""
 
-    values: tuple[float, ...]  # rising
+    values: tuple[float, ...]
+    x: Array  # octaves
     table: Array
-
-    @property
-    def x(self) -> Array:
-        """The values in octaves."""
-        return np.log2(np.array(self.values))
-
-    @property
-    def means(self) -> Array:
-        """Over seeds, NaN where a run diverged."""
-        return _means(self.table)
-
-    @property
-    def seeds(self) -> Array:
-        """How many, at each value."""
-        return np.isfinite(self.table).sum(axis=0)
+    means: Array  # over seeds, NaN where a run diverged
+    seeds: Array
+    best: int
+    near: NDArray[np.intp]  # the window around the best value
 
 
 @dataclass(frozen=True)
@@ -148,21 +138,28 @@ def runs_of(values: Sequence[float], losses: Sequence[Sequence[float | None]]) -
     table[~np.isfinite(table)] = math.nan
     if np.isnan(table).all():
         raise RunError(f"no optimum: all {len(values)} values diverged; scan smaller values")
-    found = Runs(tuple(float(values[i]) for i in order), table)
-    return Runs(found.values, table - _levels(found)[:, None])
+    rising = tuple(float(values[i]) for i in order)
+    return _runs(rising, table - _levels(_runs(rising, table))[:, None])
+
+
+def _runs(values: tuple[float, ...], table: Array) -> Runs:
+    x, there = np.log2(np.array(values)), np.isfinite(table)
+    with np.errstate(invalid="ignore"):
+        means = np.where(there, table, 0.0).sum(axis=0) / there.sum(axis=0)
+    best = int(_best(means[None])[0])
+    return Runs(values, x, table, means, there.sum(axis=0), best, _window(x, means, best))
 
 
 def noise_of(runs: Runs) -> Noise | None:
     """How runs in the window scatter around the parabola and their seeds' levels; None if nothing tells, as with a
     single seed."""
-    near = _window(runs.x, runs.means, _best(runs.means[None])[0])
-    x, table = runs.x[near], runs.table[:, near]
-    fit = np.polyfit(x - x.mean(), _means(table), min(2, len(near) - 1), w=np.sqrt(runs.seeds[near]))
-    there = np.isfinite(table)
+    near, table = runs.near, runs.table[:, runs.near]
+    x, there = runs.x[near] - runs.x[runs.best], np.isfinite(table)
+    fit = np.polyfit(x, runs.means[near], min(2, len(near) - 1), w=np.sqrt(runs.seeds[near]))
     freedom = int(there.sum() - len(fit) - (there.any(axis=1).sum() - 1))
     if len(table) < 2 or freedom < 1:
         return None
-    return Noise(float(np.nansum((table - np.polyval(fit, x - x.mean())) ** 2)) / freedom, freedom)
+    return Noise(float(np.nansum((table - np.polyval(fit, x)) ** 2)) / freedom, freedom)
 
 
 def pooled(noises: Sequence[Noise]) -> Noise | None:
@@ -172,35 +169,28 @@ def pooled(noises: Sequence[Noise]) -> Noise | None:
     return Noise(total / freedom, freedom) if len(noises) > 1 else None
 
 
-def estimate(runs: Runs, transferred: float = 0.0, noise: Noise | None = None, nats: float = BASIN_NATS) -> Estimate:
+def estimate(runs: Runs, transferred: float = 0.0, noise: Noise | None = None) -> Estimate:
     """The optimum and the regret of ``transferred``, with errors where the noise is known."""
-    x, means = runs.x, runs.means
     here = math.log2(transferred) if transferred > 0 else math.nan
-    one = _estimates(runs, means[None], here)
-    at, regret = float(one.at[0]), float(one.regret[0])
-    known = None if math.isnan(regret) else regret
-    found = Estimate(_optimum(runs, bool(one.fitted[0]), at, float(one.loss[0]), float(one.curvature[0]), nats), known)
+    found = _estimates(runs, runs.means[None], here)
+    at, loss, curvature, regret = (float(one[0]) for one in (found.at, found.loss, found.curvature, found.regret))
+    optimum, known = _optimum(runs, at, loss, curvature), None if math.isnan(regret) else regret
     if noise is None:
-        return found
+        return Estimate(optimum, known)
     state = np.random.RandomState(0)  # its numbers are the same in every version of numpy
     variance = noise.variance * noise.freedom / state.chisquare(noise.freedom, (_DRAWS, 1))
     scale = np.sqrt(variance / np.maximum(runs.seeds, 1))
-    drawn = _estimates(runs, means + scale * state.standard_normal((_DRAWS, len(x))), here)
-    blunt = 0.0 if found.optimum.fitted else _width(x, means) / 4
-    return Estimate(
-        found.optimum,
-        known,
-        optimum_error=math.hypot(_error(drawn.at - at), blunt),
-        regret_error=None if known is None else _error(drawn.regret - known),
-    )
+    drawn = _estimates(runs, runs.means + scale * state.standard_normal((_DRAWS, len(runs.x))), here)
+    anywhere = 0.0 if optimum.fitted else _width(runs) / 4
+    regret_error = None if known is None else _error(drawn.regret - regret)
+    return Estimate(optimum, known, math.hypot(_error(drawn.at - at), anywhere), regret_error)
 
 
-def _width(x: Array, means: Array) -> float:
+def _width(runs: Runs) -> float:
     """Of the window, its walls included."""
-    near = _window(x, means, _best(means[None])[0])
-    low, high = max(near[0] - 1, 0), min(near[-1] + 1, len(x) - 1)
-    ends = [i if np.isnan(means[i]) else j for i, j in ((low, near[0]), (high, near[-1]))]
-    return float(x[ends[1]] - x[ends[0]])
+    low, high = max(runs.near[0] - 1, 0), min(runs.near[-1] + 1, len(runs.x) - 1)
+    ends = [i if np.isnan(runs.means[i]) else j for i, j in ((low, runs.near[0]), (high, runs.near[-1]))]
+    return float(runs.x[ends[1]] - runs.x[ends[0]])
 
 
 def _error(misses: Array) -> float:
@@ -209,12 +199,11 @@ def _error(misses: Array) -> float:
 
 @dataclass(frozen=True)
 class _Estimates:
-    """One entry per row of means; ``regret`` is NaN where it is not known."""
+    """One entry per row of means; no curvature where the best value stands in, NaN for a regret not known."""
 
     at: Array
     loss: Array
     curvature: Array
-    fitted: NDArray[np.bool_]
     regret: Array
 
 
@@ -222,8 +211,7 @@ def _estimates(runs: Runs, means: Array, here: float) -> _Estimates:
     """The estimator, for many rows of means at once: those with the same best value share a window."""
     x, best = runs.x, _best(means)
     at, loss = x[best], means[np.arange(len(means)), best]
-    curvature, fitted = np.zeros(len(means)), np.zeros(len(means), dtype=bool)
-    there = _loss_at(x, means, here)
+    curvature, there = np.zeros(len(means)), _loss_at(x, means, here)
     regret = np.maximum(there - loss, 0.0)
     for middle in np.unique(best):
         near, rows = _window(x, means[0], middle), np.flatnonzero(best == middle)
@@ -244,8 +232,7 @@ def _estimates(runs: Runs, means: Array, here: float) -> _Estimates:
         cost = np.maximum(height - lowest, 0.0)
         kept = rows[good]
         at[kept], loss[kept], curvature[kept], regret[kept] = vertex[good], lowest[good], a[good], cost[good]
-        fitted[kept] = True
-    return _Estimates(at, loss, curvature, fitted, regret)
+    return _Estimates(at, loss, curvature, regret)
 
 
 def _least(x: Array, means: Array, best: int, above: NDArray[np.bool_]) -> Array:
@@ -263,18 +250,12 @@ def _least(x: Array, means: Array, best: int, above: NDArray[np.bool_]) -> Array
     return np.minimum(least, means[:, best])
 
 
-def _means(table: Array) -> Array:
-    there = np.isfinite(table)
-    with np.errstate(invalid="ignore"):
-        return np.where(there, table, 0.0).sum(axis=0) / there.sum(axis=0)
-
-
 def _levels(runs: Runs) -> Array:
     """What each seed adds to every value alike, near the best one; zero on average."""
-    near = _window(runs.x, runs.means, _best(runs.means[None])[0])
-    seed, value = np.nonzero(np.isfinite(runs.table[:, near]))
-    design = np.hstack([np.eye(len(near))[value], np.eye(len(runs.table))[seed]])
-    levels = np.linalg.lstsq(design, runs.table[:, near][seed, value], rcond=None)[0][len(near) :]
+    table = runs.table[:, runs.near]
+    seed, value = np.nonzero(np.isfinite(table))
+    design = np.hstack([np.eye(table.shape[1])[value], np.eye(len(table))[seed]])
+    levels = np.linalg.lstsq(design, table[seed, value], rcond=None)[0][table.shape[1] :]
     seen = np.isin(np.arange(len(levels)), seed)
     return np.where(seen, levels - levels[seen].mean(), 0.0)
 
@@ -305,19 +286,18 @@ def _loss_at(x: Array, means: Array, here: float) -> Array:
     return (1 - share) * means[:, right - 1] + share * means[:, right]
 
 
-def _optimum(runs: Runs, fitted: bool, at: float, loss: float, curvature: float, nats: float) -> Optimum:
-    means, last = runs.means, len(runs.values) - 1
-    best = int(_best(means[None])[0])
-    below, above = np.isnan(means[max(best - 1, 0)]), np.isnan(means[min(best + 1, last)])
+def _optimum(runs: Runs, at: float, loss: float, curvature: float) -> Optimum:
+    best, last = runs.best, len(runs.values) - 1
+    below, above = (bool(np.isnan(runs.means[i])) for i in (max(best - 1, 0), min(best + 1, last)))
     return Optimum(
-        value=2.0**at if fitted else runs.values[best],
+        value=2.0**at if curvature else runs.values[best],
         loss=loss,
         best_value=runs.values[best],
-        best_loss=float(means[best]),
+        best_loss=float(runs.means[best]),
         open=_sides(best == 0, best == last, "low", "high"),
-        diverges=_sides(bool(below), bool(above), "below", "above"),
-        fitted=fitted,
-        basin=_basin(runs, best, at, loss, curvature, nats),
+        diverges=_sides(below, above, "below", "above"),
+        fitted=curvature > 0,
+        basin=_basin(runs, at, loss, curvature),
     )
 
 
@@ -325,18 +305,16 @@ def _sides(low: bool, high: bool, low_name: Any, high_name: Any) -> Any:
     return "both" if low and high else low_name if low else high_name if high else None
 
 
-def _basin(runs: Runs, best: int, at: float, loss: float, curvature: float, nats: float) -> Basin:
+def _basin(runs: Runs, at: float, loss: float, curvature: float) -> Basin:
     """Where the loss crosses the level on either side: in the window by the parabola, farther out by lines."""
-    x, means = runs.x, runs.means
-    level = means[best] + nats
-    near = _window(x, means, best)
+    x, means, level = runs.x, runs.means, runs.means[runs.best] + BASIN_NATS
     reach = math.sqrt(max(level - loss, 0.0) / curvature) if curvature else math.inf
 
     def crossing(side: int) -> tuple[float, bool]:
-        end = near[0] if side < 0 else near[-1]
+        end = runs.near[0] if side < 0 else runs.near[-1]
         if reach <= side * (x[end] - at):
             return 2.0 ** (at + side * reach), False
-        i = end if curvature else best
+        i = end if curvature else runs.best
         while 0 <= i + side < len(x) and not np.isnan(means[i + side]):
             if means[i + side] > level:
                 share = min(max((level - means[i]) / (means[i + side] - means[i]), 0.0), 1.0)
@@ -345,5 +323,5 @@ def _basin(runs: Runs, best: int, at: float, loss: float, curvature: float, nats
         return runs.values[i], not 0 <= i + side < len(x)
 
     (low, low_open), (high, high_open) = crossing(-1), crossing(+1)
-    inside = 2.0**at, runs.values[best]
-    return Basin(min(low, *inside), max(high, *inside), low_open, high_open, nats)
+    inside = 2.0**at, runs.values[runs.best]
+    return Basin(min(low, *inside), max(high, *inside), low_open, high_open)
