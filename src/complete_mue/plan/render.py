@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from complete_mue.plan.row import Row
 from complete_mue.plan.table import PlanTable
+from complete_mue.tabular import terminal_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -62,14 +63,10 @@ def _cells(plan: PlanTable, row: Row) -> tuple[str, ...]:
 
 def to_rich(plan: PlanTable) -> Iterator[str | Table]:
     """Headlines and a table, for a terminal of 100 columns."""
-    from rich import box
-    from rich.table import Table
-
     yield "\n".join(headline(plan))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in _HEADINGS:
-        words = heading in ("role", "multiplier is")
-        table.add_column(heading, justify="left" if words else "right", no_wrap=not words, overflow="fold")
+    table = terminal_table(_HEADINGS, ("role", "multiplier is"))
+    for column in table.columns:
+        column.no_wrap, column.overflow = column.justify == "right", "fold"
     for row in plan.rows:
         table.add_row(*_cells(plan, row))
     yield table

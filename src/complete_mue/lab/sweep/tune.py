@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from complete_mue.errors import RunError
-from complete_mue.lab.records import read_sweep
+from complete_mue.lab.records import StoredSweep, read_sweep
 from complete_mue.lab.records.schema import HYPERS
-from complete_mue.lab.report.curves import Curve
-from complete_mue.lab.report.fit import Optimum
-from complete_mue.lab.report.summary import scan_of
+from complete_mue.lab.report.curves import Curve, fit_curve, value_points
+from complete_mue.lab.report.estimator import Optimum
 from complete_mue.lab.report.verdict import doubts
 from complete_mue.lab.sweep.figures import octaves
 from complete_mue.lab.sweep.grid import Scan, Sweep, Target
@@ -102,7 +101,7 @@ def _scan(
         title = f"Tuning {hyper} of the dense reference"
         sweep = Sweep(name, title, hyper, scale, (Target("dense", None, base),), (scan,), seeds=tuple(seeds))
         run(sweep, folder)
-        curve = scan_of(read_sweep(folder), hyper).curves[0]  # the reference's, as the report has it
+        curve = _curve(read_sweep(folder), hyper)
         optimum = curve.optimum
         if optimum is None:
             raise RunError(_nothing(curve, folder))
@@ -114,6 +113,13 @@ def _scan(
             values = (*values, *(values[-1] * 2**k for k in range(1, _WIDENED + 1)))
     assert optimum is not None
     return Tuned(hyper, curve, optimum, folder, len(sweep.points()))
+
+
+def _curve(sweep: StoredSweep, hyper: str) -> Curve:
+    """The reference's, as the report has it."""
+    points = value_points((point, sweep.outcomes.get(point.id)) for point in sweep.plan.points)
+    first = sweep.plan.points[0]
+    return fit_curve(hyper, first.rules, first.target, sweep.tuned[hyper], points)
 
 
 def _nothing(curve: Curve, folder: Path) -> str:
