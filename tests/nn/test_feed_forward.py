@@ -374,7 +374,6 @@ def test_compiles_without_graph_breaks(layout: str, replicas: int | None) -> Non
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("replicas", [None, 3])
 def test_block_on_gpu_equals_the_block_on_cpu(layout: str, replicas: int | None) -> None:

@@ -241,7 +241,6 @@ def assert_the_path_of_many_gpus(kind: str, folder: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU and NCCL")
 def test_the_path_of_many_gpus_on_one(tmp_path: Path) -> None:
     assert_the_path_of_many_gpus("cuda", tmp_path)
 
