@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -49,7 +49,7 @@ ALLOWED: dict[str, set[str]] = {
 THEORY = {"errors", "storage", "tabular", "layout", "rules", "plan", "export", "__init__"}
 
 
-@lru_cache(maxsize=1)
+@cache
 def modules() -> dict[str, Path]:
     return {
         ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): path
@@ -57,6 +57,7 @@ def modules() -> dict[str, Path]:
     }
 
 
+@cache
 def imports(path: Path) -> list[tuple[str, bool]]:
     """Every imported module, with whether the import runs when the module loads."""
     tree = ast.parse(path.read_text(encoding="utf-8"))

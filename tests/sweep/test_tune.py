@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,11 +70,12 @@ def test_tune_says_how_well_the_optimum_is_known(tmp_path: Path) -> None:
     _, (flat,) = tune(start, tmp_path / "flat", measure(1e-5), hypers=("lr",), span=2, seeds=(0, 1))
     assert flat.optimum.value == pytest.approx(0.004, rel=0.05)
     assert "± 0.0" in flat.says
-    assert "within 0.01 of it from … 0.001 to 0.016 …, 10 runs" in flat.says
-    assert flat.doubts == ["the basin runs off the grid on its low and high side: scan wider"]
+    assert re.search(r"… 0\.001 .*0\.016 …, 10 runs", flat.says)
+    (doubt,) = flat.doubts
+    assert re.search("off the grid.* low .*high ", doubt)
     text = (tmp_path / "flat" / "reference.toml").read_text()
     assert f"{flat.says} in 1-lr/; {flat.doubts[0]}" in text
     _, (noisy,) = tune(start, tmp_path / "noisy", measure(0.003, curvature=1e-5), hypers=("lr",), span=3, seeds=(0, 1))
     assert noisy.curve.optimum_error is not None
     assert noisy.curve.optimum_error > 0.5
-    assert any("more than half an octave" in doubt or "OPEN" in doubt for doubt in noisy.doubts)
+    assert any("half an octave" in doubt or "OPEN" in doubt for doubt in noisy.doubts)
