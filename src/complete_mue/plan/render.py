@@ -55,11 +55,7 @@ def headline(plan: PlanTable) -> list[tuple[str, str]]:
         ),
         ("SDE", str(plan.sde)),
         ("trust", plan.trust.line),
-        *(
-            [("WARNING", f"outside what was measured: {', '.join(outside)}; check lr at a size between")]
-            if outside
-            else []
-        ),
+        *([("WARNING", f"outside what was measured: {outside}; check lr at a size between")] if outside else []),
         *(("note", text) for text in plan.shape.notes),
     ]
 

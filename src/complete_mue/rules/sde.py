@@ -93,6 +93,9 @@ class LoadSde:
     median: float
     maximum: float
 
+    def __str__(self) -> str:
+        return f"σ0 of an expert ×{self.minimum:.4g} to ×{self.maximum:.4g}, median ×{self.median:.4g}"
+
 
 def densities(block: FeedForward) -> tuple[float, ...]:
     """a_g / N_g of each group; (1,) for a dense block."""
