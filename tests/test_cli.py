@@ -34,10 +34,43 @@ def test_every_format(root: Path, lm_plan: mue.Plan) -> None:
     assert run("plan", *FILES, cwd=root).stdout.rstrip() == str(lm_plan)
     assert run("plan", *FILES, "--json", cwd=root).stdout == run("plan", *FILES, "--format", "json", cwd=root).stdout
     assert run("plan", *FILES, "--format", "markdown", cwd=root).stdout.rstrip() == lm_plan.to_markdown()
+    assert run("plan", *FILES, "--format", "md", cwd=root).stdout.rstrip() == lm_plan.to_markdown()
     assert run("plan", *FILES, "--format", "csv", "--fold", cwd=root).stdout == lm_plan.fold().to_csv()
     explained = run("plan", *FILES, "--explain", "--role", "router", cwd=root).stdout
     assert explained.rstrip() == lm_plan.explain("router")
     assert "mup" in run("plan", *FILES, "--rules", "mup", cwd=root).stdout
+
+
+def test_readings_of_the_rules(root: Path, lm_plan: mue.Plan) -> None:
+    given = ("--eps", "fixed", "--weight-decay", "fixed", "--forward-factor", "4")
+    done = run("plan", *FILES, *given, "--json", cwd=root)
+    rules = mue.Rules(eps="fixed", weight_decay="fixed", forward_factor=4)
+    plan = mue.transfer(lm_plan.reference, lm_plan.shape, lm_plan.budget, rules=rules)
+    assert mue.Plan.from_json(done.stdout) == plan
+    assert plan.row("expert_down").route_scale == lm_plan.row("expert_down").route_scale / 2
+    for option in (("--eps", "free"), ("--forward-factor", "0"), ("--weight-decay", "0.1")):
+        assert run("plan", *FILES, *option, cwd=root).returncode == 2
+
+
+@pytest.mark.parametrize("text", ["{0}", "[{1}]", "{2}"])
+def test_measured_loads(root: Path, tmp_path: Path, lm_plan: mue.Plan, text: str) -> None:
+    tokens = [100 + n for n in range(127)] + [0]
+    forms = ["\n".join(map(str, tokens)), ", ".join(map(str, tokens)), " ".join(str(n / 1e4) for n in tokens)]
+    (tmp_path / "load").write_text(text.format(*forms))
+    data = json.loads(run("plan", *FILES, "--json", "--load", tmp_path / "load", cwd=root).stdout)
+    expected = lm_plan.sde_with_load([8 * n / sum(tokens) for n in tokens])
+    assert data["load"]["median"] == pytest.approx(expected.median)
+    assert data["load"]["sigma0"][:-1] == pytest.approx(expected.sigma0[:-1])
+    assert data["load"]["maximum"] is None  # an expert without tokens
+    assert f"{expected.median:.4g}" in run("plan", *FILES, "--load", tmp_path / "load", cwd=root).stdout
+
+
+def test_loads_that_cannot_be_read(root: Path, tmp_path: Path) -> None:
+    for text in ("1 2 3", "", "words", "0 " * 128):
+        (tmp_path / "load").write_text(text)
+        assert run("plan", *FILES, "--load", tmp_path / "load", cwd=root).returncode == 2
+    assert run("plan", *FILES, "--load", tmp_path / "none", cwd=root).returncode == 2
+    assert run("plan", *FILES, "--load", tmp_path / "load", "--explain", cwd=root).returncode == 2
 
 
 def test_layout(root: Path) -> None:

@@ -141,7 +141,8 @@ def test_text_is_deterministic_and_has_a_header(tool: str, lm_plan: mue.Plan) ->
     text = export(lm_plan, tool)
     assert text == export(lm_plan, tool) == export(mue.Plan.from_json(lm_plan.to_json()), tool)
     assert text.endswith("\n")
-    assert "128e8a4g1s (d=1024, L=32), folded form" in text
+    assert "128e8a4g1s (d=1024, L=32)" in text
+    assert "complete_mue, folded form" in text
     assert "Checked against: " + EXPORTS[tool].checked_against[:20] in text
     assert "Gradient clipping" in text
 

@@ -149,31 +149,6 @@ def test_a_plan_without_multipliers_is_not_called_folded(lm_reference: mue.Refer
     assert "folded form" in str(grown.fold())
 
 
-def test_table_fits_100_columns(lm_plan: mue.Plan) -> None:
-    deep = mue.transfer(
-        lm_plan.reference,
-        mue.ModelShape(1000, 77, mue.FeedForward.parse("dense@77+32e2a@100+99e7a@33"), dense_layers=1),
-        mue.Budget(777, 7777),
-        betas="hold",
-    )
-    for plan in (lm_plan, lm_plan.fold(), deep, deep.fold()):
-        lines = str(plan).splitlines()
-        assert max(map(len, lines)) <= 100
-        assert all(any(row.role.value in line for line in lines) for row in plan.rows)
-
-
-def test_markdown_and_csv(lm_plan: mue.Plan) -> None:
-    import csv
-    import io
-
-    rows = list(csv.DictReader(io.StringIO(lm_plan.to_csv())))
-    assert [row["role"] for row in rows] == [row.role.value for row in lm_plan.rows]
-    assert float(rows[8]["init_std"]) == lm_plan.row("expert_down").init_std
-    table = [line for line in lm_plan.to_markdown().splitlines() if line.startswith("|")]
-    assert len({line.count("|") for line in table}) == 1
-    assert len(table) == len(lm_plan.rows) + 2
-
-
 def test_json_keys(lm_plan: mue.Plan) -> None:
     data = json.loads(lm_plan.to_json())
     assert set(data["ratios"]) == {"width", "depth", "batch", "tokens", "active_width"}

@@ -28,7 +28,7 @@ def test_fixed_steps_moves_sigma0() -> None:
     assert not plan.sde.exact
     assert plan.sde.sigma0 == pytest.approx(0.5)
     assert plan.sde.horizon == 1
-    assert "approximate" in str(plan.sde)
+    assert plan.sde.grade == "near"
 
 
 def test_activated_experts_move_the_experts_sigma0_alone() -> None:
@@ -98,3 +98,27 @@ def test_a_dense_last_layer_does_not_hide_the_experts() -> None:
         assert again.row("expert_down").factors.route_scale == 1
     sparse = mue.ModelShape(64, 2, (mue.FeedForward.parse("64e2a@32"), mue.FeedForward.parse("2e2a@32")))
     assert not mue.transfer(reference(), sparse).sde.exact
+
+
+@pytest.mark.parametrize(
+    ("batch", "steps", "grade"),
+    [
+        (1, 1, "exact"), (4, 0.25, "exact"), (4, 1, "near"), (0.25, 1, "near"),
+        (4, 4, "beyond"), (8, 8, "beyond"), (16, 17, "far"), (100, 3000, "far"),
+    ],
+)  # fmt: skip
+def test_the_verdict_is_graded_by_what_was_measured(batch: float, steps: float, grade: str) -> None:
+    """σ0 = ρ_D^-1/2, measured from 1/2 to 2: four times beyond that is as far as a scan can mend."""
+    base = reference()
+    sde = mue.transfer(base, base.shape, mue.Budget(int(1000 * batch), int(10_000 * steps)), betas="hold").sde
+    assert sde.grade == grade
+    assert str(sde).startswith(f"{grade}:")
+    assert sde.exact == (grade == "exact")
+
+
+def test_experts_have_a_measured_range_of_their_own() -> None:
+    sde = [mue.transfer(reference(), mue.ModelShape(64, 4, mue.FeedForward.parse(x, 8))).sde for x in SPARSER]
+    assert [found.grade for found in sde] == ["near", "beyond", "far"]
+
+
+SPARSER = ("64e2a", "256e4a", "4096e4a")

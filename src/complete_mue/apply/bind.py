@@ -393,14 +393,7 @@ def _shape_of(
         active = _active(model, known, layer, len(sizes), seen) if sizes else 0
         groups = tuple(RoutedGroup(number, active, hidden) for number, hidden in sizes)
         blocks.append(FeedForward(tuple(axis(spec, "hidden") for spec in always), groups))
-    first_moe = next((i for i, block in enumerate(blocks) if block.groups), len(blocks))
-    width, main, heads = widths.pop(), blocks[-1], head_size(model)
-    dense = FeedForward.dense(main.active_width)
-    if all(block == main for block in blocks):
-        return ModelShape(width, len(blocks), main, head_dim=heads)
-    if blocks == [dense] * first_moe + [main] * (len(blocks) - first_moe):
-        return ModelShape(width, len(blocks), main, dense_layers=first_moe, head_dim=heads)
-    return ModelShape(width, len(blocks), tuple(blocks), head_dim=heads)
+    return ModelShape.of_blocks(widths.pop(), blocks, head_size(model))
 
 
 def _active(model: nn.Module, family: Family | None, layer: int, groups: int, seen: Seen) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
+import math
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -11,12 +12,14 @@ from typing import Annotated
 import typer
 
 from complete_mue.cli.app import app
-from complete_mue.errors import TransferError
+from complete_mue.cli.files import target_of
+from complete_mue.errors import FileError, TransferError
 from complete_mue.export import EXPORTS
 from complete_mue.export import export as export_plan
-from complete_mue.layout import FeedForward, ModelShape, read_reference, read_target
+from complete_mue.layout import FeedForward, ModelShape, read_reference
 from complete_mue.plan import Plan, transfer
-from complete_mue.rules import CATALOG
+from complete_mue.rules import CATALOG, Rules
+from complete_mue.rules.sde import LoadSde
 
 
 class Format(StrEnum):
@@ -25,7 +28,15 @@ class Format(StrEnum):
     table = "table"
     json = "json"
     markdown = "markdown"
+    md = "md"
     csv = "csv"
+
+
+class Reading(StrEnum):
+    """Whether a column follows width and depth, as CompleteP's parameter groups do."""
+
+    groups = "groups"
+    fixed = "fixed"
 
 
 class BetasChoice(StrEnum):
@@ -40,7 +51,12 @@ def plan_command(
     reference: Annotated[
         Path, typer.Argument(metavar="REFERENCE.toml", help="The tuned model: tables shape, budget, hyper.")
     ],
-    target: Annotated[Path, typer.Argument(metavar="TARGET.toml", help="The model to train: tables shape, budget.")],
+    target: Annotated[
+        Path,
+        typer.Argument(
+            metavar="TARGET", help="The model to train: a TOML file (shape, budget), or a config.json or its folder."
+        ),
+    ],
     fold: Annotated[
         bool, typer.Option("--fold", help="Folded form: the same run without multipliers in the model.")
     ] = False,
@@ -55,29 +71,76 @@ def plan_command(
     betas: Annotated[
         BetasChoice, typer.Option("--betas", help="Transfer AdamW's betas, or hold the reference's.")
     ] = BetasChoice.transfer,
+    eps: Annotated[
+        Reading, typer.Option("--eps", help="fixed: eps follows batch and duration alone, not width and depth.")
+    ] = Reading.groups,
+    weight_decay: Annotated[
+        Reading, typer.Option("--weight-decay", help="fixed: the same for weight decay.")
+    ] = Reading.groups,
+    forward_factor: Annotated[
+        float, typer.Option("--forward-factor", help="A measured F, as `mue check` prints it: r = a / sqrt(F).")
+    ] = 1.0,
+    load: Annotated[
+        Path | None,
+        typer.Option("--load", metavar="FILE", help="Measured load: a number per expert, tokens or shares of them."),
+    ] = None,
+    batch_tokens: Annotated[
+        int | None, typer.Option("--batch-tokens", help="The target's. Default: its file's; of a config, as reference.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option("--steps", help="The target's, in the same way.")] = None,
 ) -> None:
     """Transfer a tuned reference to a target: learning rate, weight decay, init and multipliers per role.
 
-    Example:  mue plan examples/lm_reference.toml examples/lm_large.toml --explain --role expert_down
+    Examples:
+
+      mue plan examples/lm_reference.toml examples/lm_large.toml --explain --role expert_down
+
+      mue plan reference.toml models/Qwen3-30B-A3B --batch-tokens 1048576 --steps 100000
     """
+    if load is not None and (export is not None or explain or role is not None or format is Format.csv):
+        raise TransferError("--load goes with the table, Markdown and JSON: leave it out, or the other options")
     if (json or format is not Format.table) and (explain or role is not None or export is not None):
         raise TransferError("--explain, --role and --export print text of their own: leave out --format and --json")
     tuned = read_reference(reference)
-    shape, budget = read_target(target)
-    plan = transfer(tuned, shape, budget, rules=rules, betas=betas.value)
+    shape, budget = target_of(target, tuned.budget, batch_tokens, steps)
+    chosen = Rules(rules, eps.value, weight_decay.value, forward_factor)
+    plan = transfer(tuned, shape, budget, rules=chosen, betas=betas.value)
     plan = plan.fold() if fold else plan
+    loaded = plan.sde_with_load(_read_load(load, shape)) if load else None
     if export is not None:
         print(export_plan(plan, export), end="")
     elif explain or role is not None:
         _print_text(plan.explain(role))
     elif json or format is Format.json:
-        print(plan.to_json())
-    elif format is Format.markdown:
-        print(plan.to_markdown())
+        print(jsonlib.dumps(plan.to_dict() | _load_dict(loaded), indent=2, ensure_ascii=False, allow_nan=False))
+    elif format in (Format.markdown, Format.md):
+        print(plan.to_markdown() + (f"\n\nload: {loaded}" if loaded else ""))
     elif format is Format.csv:
         print(plan.to_csv(), end="")
     else:
         _print_table(plan)
+        if loaded:
+            _print_text(f"load: {loaded}")
+
+
+def _load_dict(loaded: LoadSde | None) -> dict[str, object]:
+    """As JSON, where an idle expert's infinite noise is null."""
+    if loaded is None:
+        return {}
+    sigma0 = [value if math.isfinite(value) else None for value in loaded.sigma0]
+    maximum = loaded.maximum if math.isfinite(loaded.maximum) else None
+    return {"load": {"sigma0": sigma0, "minimum": loaded.minimum, "median": loaded.median, "maximum": maximum}}
+
+
+def _read_load(path: Path, shape: ModelShape) -> list[float]:
+    """A number per expert, apart by blanks, commas or lines (JSON too), scaled so that they sum to active experts."""
+    try:
+        words = path.read_text(encoding="utf-8").translate(str.maketrans("[],", "   ")).split()
+        numbers = [float(word) for word in words]
+    except (OSError, ValueError) as problem:
+        raise FileError(f"--load {path}: {problem}; give a text or JSON file with one number per expert") from None
+    total = sum(numbers)
+    return [number * shape.main.active / total for number in numbers] if 0 < total < math.inf else numbers
 
 
 def _print_table(plan: Plan) -> None:

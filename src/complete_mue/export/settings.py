@@ -127,9 +127,13 @@ def check_attention_scale(plan: Plan, tool: str) -> None:
 def header(plan: Plan, tool: str, form: str, checked: str, use: str) -> list[str]:
     """The lines every export begins with: the plan's headline, the form, what was checked, how to use it."""
     lines = [f"Complete-muE plan for {tool}, made by `mue plan REFERENCE.toml TARGET.toml --export {tool}`."]
-    lines += ["", *headline(plan.fold()), ""]
-    for text in (f"Form: {form}", f"Checked against: {checked}"):
-        lines += textwrap.wrap(text, WIDTH, subsequent_indent="  ")
+    lines.append("")
+    for text in (
+        *(f"{label}: {text}" for label, text in headline(plan.fold())),
+        f"Form: {form}",
+        f"Checked against: {checked}",
+    ):
+        lines += textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
     return [*lines, "", *use.splitlines(), "", *textwrap.wrap(CLIPPING, WIDTH)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -72,6 +72,18 @@ class ModelShape:
                 field="dense_layers",
                 given=self.dense_layers,
             )
+
+    @classmethod
+    def of_blocks(cls, width: int, blocks: Sequence[FeedForward], head_dim: int | None = None) -> ModelShape:
+        """From every layer's block, in the shortest form: one block, dense layers before one, or one by one."""
+        if not blocks:
+            raise ShapeError("no layers: give one FeedForward per layer", field="feed_forward")
+        main, first = blocks[-1], next((i for i, block in enumerate(blocks) if block.groups), 0)
+        if all(block == main for block in blocks):
+            return cls(width, len(blocks), main, head_dim=head_dim)
+        if list(blocks) == [FeedForward.dense(main.active_width)] * first + [main] * (len(blocks) - first):
+            return cls(width, len(blocks), main, dense_layers=first, head_dim=head_dim)
+        return cls(width, len(blocks), tuple(blocks), head_dim=head_dim)
 
     @property
     def blocks(self) -> tuple[FeedForward, ...]:

@@ -9,6 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from complete_mue.plan.row import Multiplier, Row
+from complete_mue.rules.layer_table import COLUMNS, LayerRule, reason_for
+
+_WORDS = {
+    "output": "A ×", "route_scale": "route scale ×", "residual": "residual ×",
+    "init_std": "std ×", "lr": "lr ×", "weight_decay": "wd ×", "eps": "eps ×",
+}  # fmt: skip
 
 
 def fold(row: Row) -> Row:
@@ -35,3 +41,18 @@ def _moved(row: Row, m: float, *, forward: Multiplier, folded: Multiplier) -> Ro
 
 def _product(one: Multiplier, other: Multiplier) -> Multiplier:
     return Multiplier(one.output * other.output, one.route_scale * other.route_scale, one.residual * other.residual)
+
+
+def because(rule: LayerRule, *, folded: bool = False) -> str:
+    """One line: the factors of a row against the reference in the same form, and the equations they come from."""
+    cells = {column: getattr(rule, column) for column in COLUMNS}
+    sources = dict.fromkeys(
+        reason_for(name, symbol).equation for name, cell in cells.items() for symbol, _ in cell.powers
+    )
+    m = rule.output * rule.route_scale * rule.residual
+    if folded and m.powers:
+        moved = {"init_std": m, "lr": m, "weight_decay": m.inverse, "eps": m.inverse}
+        cells = {name: cells[name] * factor for name, factor in moved.items()}
+        sources["scale symmetry of AdamW"] = None
+    changed = [f"{_WORDS[name]} {cell}" for name, cell in cells.items() if cell.powers]
+    return f"{', '.join(changed)} [{'; '.join(sources)}]" if changed else "unchanged by the rules"

@@ -56,7 +56,7 @@ class Plan(PlanTable):
         return to_csv(self)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield from to_rich(self)
+        yield from to_rich(self, options.max_width)
 
     def __str__(self) -> str:
         return to_text(self)

@@ -13,7 +13,6 @@ from complete_mue.layout.notation import FeedForward
 from complete_mue.layout.reference import Hyper, Reference, tuned_from
 from complete_mue.layout.shape import Budget, ModelShape
 from complete_mue.layout.tensors import Role
-from complete_mue.plan.fold import fold
 from complete_mue.plan.row import Factors, Multiplier, Row
 from complete_mue.plan.table import PlanTable
 from complete_mue.rules.catalog import Rules
@@ -37,9 +36,10 @@ def to_dict(plan: PlanTable) -> dict[str, Any]:
         },
         "global": {"lr": h.lr, "weight_decay": h.weight_decay, "eps": h.eps, "betas": list(h.betas)},
         "rows": [_row_to_dict(row) for row in plan.rows],
-        "folded": [_row_to_dict(fold(row)) for row in plan.rows],
+        "folded": [_row_to_dict(row) for row in plan.fold().rows],
         "sde": {
             "exact": plan.sde.exact,
+            "grade": plan.sde.grade,
             "sigma0": plan.sde.sigma0,
             "lambda": plan.sde.lambda_,
             "horizon": plan.sde.horizon,
@@ -48,6 +48,7 @@ def to_dict(plan: PlanTable) -> dict[str, Any]:
             "expert_duration": plan.sde.expert_duration,
             "verdict": str(plan.sde),
         },
+        "trust": asdict(plan.trust),
         "parameters": {"active": parameters.active, "total": parameters.total},
         "feed_forward": {
             "notation": str(main),

@@ -4,42 +4,78 @@ from __future__ import annotations
 
 import csv
 import io
+import math
+import re
+import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from complete_mue.layout.tensors import Role
 from complete_mue.plan.row import Row
 from complete_mue.plan.table import PlanTable
 from complete_mue.tabular import terminal_table
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.table import Table
 
-WIDTH = 100
-_HEADINGS = ("role", "multiplier", "init std", "lr", "weight decay", "eps", "multiplier is")
+WIDTH = 80
+_HEADINGS = ("role", "multiplier", "init std", "lr", "weight decay", "eps")
+_TIED = re.compile(r" (?=[×\d(])")
+# Roles that many models do not have, and whose settings are another's: not a row each, unless they differ.
+_AS = {Role.BIAS: Role.NORM, Role.MODULATION: Role.ATTENTION_IN}
+_CSV = (
+    "role", "block", "multiplier", "output", "route_scale", "residual", "init_std", "lr", "weight_decay", "eps",
+    "because",
+)  # fmt: skip
 
 
-def headline(plan: PlanTable) -> list[str]:
-    """Shape, ratios, global settings and the SDE verdict, a line each, at most ``WIDTH`` columns wide."""
-    r, h, main = plan.ratios, plan.hyper, plan.shape.main
+def headline(plan: PlanTable) -> list[tuple[str, str]]:
+    """Label and text: shapes, ratios, global settings, the SDE verdict, and how far to trust them."""
+    r, h, main, ours, theirs = plan.ratios, plan.hyper, plan.shape.main, plan.shape, plan.reference.shape
+    outside = ", ".join(plan.trust.outside)
+    routed = f"density {main.density:.4g}, route scale {plan.block_route_scale:.4g}, " if main.groups else ""
     form = "folded" if plan != plan.unfold() else "multiplier"
-    parameters = plan.shape.parameters
     return [
-        f"{plan.reference.shape.main} (d={plan.reference.shape.width}, L={plan.reference.shape.depth}) → "
-        f"{main} (d={plan.shape.width}, L={plan.shape.depth}), {form} form, "
-        f"rules {plan.rules.name}",
-        f"active width H={main.active_width}  density {main.density:.4g}  route scale {plan.block_route_scale:.6g}  "
-        f"parameters {_short(parameters.active)} active, {_short(parameters.total)} total",
-        f"ratios  ρ_d={r.width:.4g}  ρ_L={r.depth:.4g}  ρ_H={r.active_width:.4g}  ρ_B={r.batch:.4g}  "
-        f"ρ_D={r.tokens:.4g}  s={r.schedule:.4g}",
-        f"global  lr {h.lr:.6g}  weight decay {h.weight_decay:.6g}  eps {h.eps:.3g}  "
-        f"betas ({h.betas[0]:.6g}, {h.betas[1]:.6g})",
-        f"SDE  {plan.sde}",
-        *(f"note  {text}" for text in plan.shape.notes),
+        ("plan", f"{theirs.main} (d={theirs.width}, L={theirs.depth}) → {main} (d={ours.width}, L={ours.depth})"),
+        ("rules", f"{_rules(plan)}, {form} form"),
+        (
+            "target",
+            f"active width {main.active_width}, {routed}active {_short(ours.parameters.active)} of "
+            f"{_short(ours.parameters.total)} weights",
+        ),
+        (
+            "ratios",
+            f"ρ_d={r.width:.4g}  ρ_L={r.depth:.4g}  ρ_H={r.active_width:.4g}  ρ_B={r.batch:.4g}  ρ_D={r.tokens:.4g}  "
+            f"s={r.schedule:.4g}",
+        ),
+        (
+            "global",
+            f"lr {h.lr:.4g}, weight decay {h.weight_decay:.4g}, eps {h.eps:.4g}, "
+            f"betas {beta(h.betas[0])} {beta(h.betas[1])}",
+        ),
+        ("SDE", str(plan.sde)),
+        ("trust", plan.trust.line),
+        *([("WARNING", f"outside what was measured: {outside}; check lr at a size between")] if outside else []),
+        *(("note", text) for text in plan.shape.notes),
     ]
 
 
+def _rules(plan: PlanTable) -> str:
+    rules = plan.rules
+    readings = [f"{name} fixed" for name in ("eps", "weight_decay") if getattr(rules, name) == "fixed"]
+    if rules.forward_factor != 1:
+        readings.append(f"forward factor {rules.forward_factor:.4g}")
+    return ", ".join([rules.name, *readings])
+
+
+def beta(value: float) -> str:
+    """A beta with as many digits as its distance from 1 needs for four of its own."""
+    return f"{value:.{max(4, 3 - math.floor(math.log10(1 - value)))}f}".rstrip("0")
+
+
 def _short(count: int) -> str:
-    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+    for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("k", 10**3)):
         if count >= size:
             return f"{count / size:.3g} {unit}"
     return str(count)
@@ -50,26 +86,69 @@ def _name(plan: PlanTable, row: Row) -> str:
     return f"{row.role.value} ({row.block})" if several else row.role.value
 
 
-def _parts(row: Row) -> str:
-    names = (("A", row.output), ("r", row.route_scale), ("1/ρ_L", row.residual))
-    return " × ".join(f"{name} {value:.4g}" for name, value in names if value != 1) or "–"
-
-
 def _cells(plan: PlanTable, row: Row) -> tuple[str, ...]:
-    std = "–" if row.init_std is None else f"{row.init_std:.6g}"
-    numbers = f"{row.lr:.6g}", f"{row.weight_decay:.6g}", f"{row.eps:.4g}"
-    return (_name(plan, row), f"{row.multiplier:.6g}", std, *numbers, _parts(row))
+    std = "–" if row.init_std is None else f"{row.init_std:.4g}"
+    multiplier, *rest = (f"{value:.4g}" for value in (row.multiplier, row.lr, row.weight_decay, row.eps))
+    return (_name(plan, row), multiplier, std, *rest)
 
 
-def to_rich(plan: PlanTable) -> Iterator[str | Table]:
-    """Headlines and a table, for a terminal of 100 columns."""
-    yield "\n".join(headline(plan))
-    table = terminal_table(_HEADINGS, ("role", "multiplier is"))
+def _parts(plan: PlanTable, rows: list[Row]) -> list[str]:
+    """What the multipliers are made of, with the roles that have them."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        names = (("A", row.output), ("r", row.route_scale), ("1/ρ_L", row.residual))
+        parts = " × ".join(f"{name} {value:.4g}" for name, value in names if value != 1)
+        found.setdefault(parts, []).append(_name(plan, row))
+    return [f"{parts} ({', '.join(roles)})" for parts, roles in found.items() if parts]
+
+
+def _shown(plan: PlanTable) -> tuple[list[Row], list[str]]:
+    """The rows to print, and notes on those left out: roles that have another's settings where a model has them."""
+    numbers = {row.role: row.numbers for row in plan.rows}
+    same = [role for role, other in _AS.items() if numbers.get(role) == numbers.get(other)]
+    notes = [f"{role.value} as {_AS[role].value}" for role in same]
+    return [row for row in plan.rows if row.role not in same], notes
+
+
+def _table(plan: PlanTable) -> tuple[list[str], list[list[str]], list[str]]:
+    """Headings, cells, and notes: of multipliers, of columns with one value throughout, of rows left out."""
+    rows, same = _shown(plan)
+    columns = dict(zip(_HEADINGS, zip(*(_cells(plan, row) for row in rows), strict=True), strict=True))
+    values = {name: {*column} - {"–"} for name, column in columns.items()}
+    every = [f"{name} {next(iter(values[name]), '–')}" for name in _HEADINGS[1:] if len(values[name]) < 2]
+    kept = {name: column for name, column in columns.items() if name == "role" or len(values[name]) > 1}
+    notes = {
+        "multipliers": _parts(plan, rows) if "multiplier" in kept else [],
+        "every role": every,
+        "where the model has them": same,
+    }
+    cells = [list(row) for row in zip(*kept.values(), strict=True)]
+    return list(kept), cells, [f"{label}: {', '.join(texts)}" for label, texts in notes.items() if texts]
+
+
+def to_rich(plan: PlanTable, width: int = WIDTH) -> Iterator[RenderableType]:
+    """Headlines, a table and its notes, no wider than ``width``."""
+    yield "\n".join(_filled(f"{label:8}{text}", width, indent=8) for label, text in headline(plan))
+    headings, cells, notes = _table(plan)
+    yield _rich_table(headings, cells)
+    if notes:
+        yield "\n".join(_filled(note, width, indent=2) for note in notes)
+
+
+def _filled(text: str, width: int, indent: int) -> str:
+    """A paragraph that keeps a name and its number on one line."""
+    tied = _TIED.sub("\0", text)
+    lines = textwrap.fill(tied, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    return lines.replace("\0", " ")
+
+
+def _rich_table(headings: list[str], cells: list[list[str]]) -> Table:
+    table = terminal_table(headings, ("role",))
     for column in table.columns:
-        column.no_wrap, column.overflow = column.justify == "right", "fold"
-    for row in plan.rows:
-        table.add_row(*_cells(plan, row))
-    yield table
+        column.no_wrap = column.justify == "right"
+    for row in cells:
+        table.add_row(*row)
+    return table
 
 
 def to_text(plan: PlanTable) -> str:
@@ -84,9 +163,11 @@ def to_text(plan: PlanTable) -> str:
 
 def to_markdown(plan: PlanTable) -> str:
     """Headlines as a list, then the table with a reason per row."""
-    cells = [(*_cells(plan, row)[:6], row.because) for row in plan.rows]
-    headings = (*_HEADINGS[:6], "because")
-    lines = [f"- {text}" for text in headline(plan)]
+    rows, same = _shown(plan)
+    cells = [(*_cells(plan, row), row.because) for row in rows]
+    headings = (*_HEADINGS, "because")
+    lines = [f"- {label}: {text}" for label, text in headline(plan)]
+    lines += [f"- where the model has them: {', '.join(same)}"] if same else []
     lines += ["", "| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
     return "\n".join(lines + ["| " + " | ".join(c.replace("|", "\\|") for c in row) + " |" for row in cells])
 
@@ -95,22 +176,9 @@ def to_csv(plan: PlanTable) -> str:
     """One line per row, numbers in full precision."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    columns = (
-        "role",
-        "block",
-        "multiplier",
-        "output",
-        "route_scale",
-        "residual",
-        "init_std",
-        "lr",
-        "weight_decay",
-        "eps",
-        "because",
-    )
-    writer.writerow(columns)
+    writer.writerow(_CSV)
     for row in plan.rows:
-        values = [getattr(row, column) for column in columns]
+        values = [getattr(row, column) for column in _CSV]
         writer.writerow(
             ["" if value is None else repr(value) if isinstance(value, float) else str(value) for value in values]
         )

@@ -11,9 +11,10 @@ from complete_mue.errors import TransferError
 from complete_mue.layout.reference import Hyper, Reference, Tuned
 from complete_mue.layout.shape import Budget, ModelShape
 from complete_mue.layout.tensors import FEED_FORWARD_ROLES, Role
-from complete_mue.plan.fold import fold, unfold
+from complete_mue.plan.fold import because, fold, unfold
 from complete_mue.plan.row import Multiplier, Row
 from complete_mue.rules.catalog import Rules
+from complete_mue.rules.measured import Trust, trust
 from complete_mue.rules.ratios import Ratios
 from complete_mue.rules.sde import LoadSde, Sde, sde_with_load
 
@@ -52,11 +53,14 @@ class PlanTable:
 
     def fold(self) -> Self:
         """The same training run without any multiplier in the forward pass."""
-        return self._with_rows(fold)
+        return self._with_rows(lambda row: replace(fold(row), because=self._because(row, folded=True)))
 
     def unfold(self) -> Self:
         """Back to multiplier form."""
-        return self._with_rows(unfold)
+        return self._with_rows(lambda row: replace(unfold(row), because=self._because(row, folded=False)))
+
+    def _because(self, row: Row, *, folded: bool) -> str:
+        return because(self.rules.table[row.role], folded=folded)
 
     def _with_rows(self, change: Callable[[Row], Row]) -> Self:
         return replace(self, rows=tuple(map(change, self.rows)), absent=tuple(map(change, self.absent)))
@@ -95,6 +99,11 @@ class PlanTable:
     def sde_with_load(self, load: Sequence[float]) -> LoadSde:
         """sigma0 of each expert under a measured load (each expert's share of the tokens; sums to active)."""
         return sde_with_load(self.reference, self.shape, self.budget, self.hyper, load)
+
+    @property
+    def trust(self) -> Trust:
+        """How far this transfer reaches beyond what was measured."""
+        return trust(self.rules.name, self.shape, self.ratios)
 
     @property
     def attention_scale(self) -> float | None:

@@ -9,12 +9,13 @@ from complete_mue.layout.notation import FeedForward
 from complete_mue.layout.reference import Hyper, Reference
 from complete_mue.layout.shape import Budget, ModelShape
 from complete_mue.layout.tensors import FEED_FORWARD_ROLES, Role, block_roles
+from complete_mue.plan.fold import because
 from complete_mue.plan.plan import Plan
 from complete_mue.plan.row import Factors, Multiplier, Row
 from complete_mue.plan.table import OTHER_ROLES, Betas
 from complete_mue.rules.batch_duration import transfer_beta
 from complete_mue.rules.catalog import Rules
-from complete_mue.rules.layer_table import COLUMNS, LayerRule, reason_for
+from complete_mue.rules.layer_table import COLUMNS
 from complete_mue.rules.ratios import Ratios, symbols
 from complete_mue.rules.sde import sde_report
 
@@ -117,19 +118,5 @@ def _row(
         weight_decay=base.weight_decay * factors.weight_decay,
         eps=base.eps * factors.eps,
         factors=factors,
-        because=_because(rule),
+        because=because(rule),
     )
-
-
-_WORDS = {
-    "output": "A ×", "route_scale": "route scale ×", "residual": "residual ×",
-    "init_std": "std ×", "lr": "lr ×", "weight_decay": "wd ×", "eps": "eps ×",
-}  # fmt: skip
-
-
-def _because(rule: LayerRule) -> str:
-    """One line: the factors of the row, and the equations they come from."""
-    cells = [(column, getattr(rule, column)) for column in COLUMNS]
-    changed = [f"{_WORDS[column]} {cell}" for column, cell in cells if cell.powers]
-    sources = dict.fromkeys(reason_for(column, symbol).equation for column, cell in cells for symbol, _ in cell.powers)
-    return f"{', '.join(changed)} [{'; '.join(sources)}]" if changed else "unchanged by the rules"

@@ -61,6 +61,11 @@ class Monomial:
             powers[symbol] = powers.get(symbol, Fraction(0)) + power
         return Monomial.of(powers)
 
+    @property
+    def inverse(self) -> Monomial:
+        """One over this product."""
+        return Monomial(tuple((symbol, -power) for symbol, power in self.powers))
+
     def evaluate(self, ratios: Mapping[str, float]) -> float:
         """The number; exactly 1.0 where every ratio in it is 1."""
         value = 1.0

@@ -12,14 +12,18 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from complete_mue.errors import ShapeError
 from complete_mue.layout.notation import FeedForward
 from complete_mue.layout.numbers import real
 from complete_mue.layout.reference import Hyper, Reference
 from complete_mue.layout.shape import Budget, ModelShape
+from complete_mue.rules.measured import EXPERT_SIGMA0, KEPT, MEASURED, SIGMA0, Range
 
+Grade = Literal["exact", "near", "beyond", "far"]
 _EQUAL = 1e-9
+_FAR = 4.0  # outside the measured range by this factor, the learning rate is a guess
 
 
 @dataclass(frozen=True)
@@ -36,22 +40,48 @@ class Sde:
     @property
     def exact(self) -> bool:
         """All three SDE objects are kept, globally and per expert."""
-        steering = (self.sigma0, self.lambda_, self.horizon, self.expert_sigma0)
-        return all(math.isclose(ratio, 1.0, rel_tol=_EQUAL) for ratio in steering)
+        return not self.moved
+
+    @property
+    def moved(self) -> dict[str, tuple[float, Range]]:
+        """The objects that are not kept: name -> ratio, and the range in which a change of it was measured."""
+        objects = {
+            "σ0": (self.sigma0, SIGMA0),
+            "λ/η": (self.lambda_, KEPT),
+            "horizon": (self.horizon, KEPT),
+            "σ0 of an expert": (self.expert_sigma0, EXPERT_SIGMA0),
+        }
+        return {name: found for name, found in objects.items() if not math.isclose(found[0], 1, rel_tol=_EQUAL)}
+
+    @property
+    def grade(self) -> Grade:
+        """How much to trust the transferred learning rate as far as batch, duration and sparsity go.
+
+        ``exact``: nothing moved. ``near``: moved, within what was measured. ``beyond``: outside of it by a factor of up
+        to four. ``far``: by more.
+        """
+        if not self.moved:
+            return "exact"
+        outside = max(reach.outside(ratio) for ratio, reach in self.moved.values())
+        return "near" if outside <= 1 + _EQUAL else "beyond" if outside <= _FAR else "far"
 
     def __str__(self) -> str:
-        if self.exact:
+        if not self.moved:
             return "exact: σ0, λ/η and the horizon are those of the reference, for every expert too"
-        objects = {
-            "σ0": self.sigma0,
-            "λ/η": self.lambda_,
-            "horizon": self.horizon,
-            "σ0 of an expert": self.expert_sigma0,
-        }
-        moved = [
-            f"{name} ×{ratio:.4g}" for name, ratio in objects.items() if not math.isclose(ratio, 1, rel_tol=_EQUAL)
-        ]
-        return "approximate: " + ", ".join(moved) + "; expect a small drift of the optimum"
+        ratios = ", ".join(f"{name} ×{ratio:.4g}" for name, (ratio, _) in self.moved.items())
+        beyond = ", ".join(
+            f"{name} ×{reach.low:.4g} to ×{reach.high:.4g}" if reach != KEPT else f"{name} kept"
+            for name, (ratio, reach) in self.moved.items()
+            if reach.outside(ratio) > 1 + _EQUAL
+        )
+        return (
+            f"{self.grade}: {ratios}; "
+            + {
+                "near": f"optima measured so far out moved by up to {MEASURED['complete_mue'].drift:.1f} octaves",
+                "beyond": f"measured only with {beyond}: scan lr an octave to either side",
+                "far": f"measured only with {beyond}: tune a reference nearer in batch and duration",
+            }[self.grade]
+        )
 
 
 @dataclass(frozen=True)
@@ -62,6 +92,9 @@ class LoadSde:
     minimum: float
     median: float
     maximum: float
+
+    def __str__(self) -> str:
+        return f"σ0 of an expert ×{self.minimum:.4g} to ×{self.maximum:.4g}, median ×{self.median:.4g}"
 
 
 def densities(block: FeedForward) -> tuple[float, ...]:

@@ -1,0 +1,144 @@
+"""`mue init`, and the target of `mue plan`: a TOML file or a Hugging Face config.json. Mostly no torch."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated
+
+import typer
+
+from complete_mue.cli.app import app, need_torch
+from complete_mue.errors import FileError
+from complete_mue.layout import Budget, FeedForward, ModelShape, read_target
+from complete_mue.layout.hf_config import READABLE, find_config, read_config, shape_of_config
+from complete_mue.layout.toml_files import Document
+from complete_mue.storage import whole
+
+_BUDGET = Budget(batch_tokens=262144, steps=25000)
+
+
+def target_of(
+    path: Path, otherwise: Budget, batch_tokens: int | None = None, steps: int | None = None
+) -> tuple[ModelShape, Budget]:
+    """Shape and budget of a target: a TOML file, a config.json or its folder, which has the budget ``otherwise``."""
+    config = find_config(path)
+    shape, budget = read_target(path) if config is None else (shape_in(config), otherwise)
+    given = {"batch_tokens": batch_tokens, "steps": steps}
+    return shape, replace(budget, **{name: value for name, value in given.items() if value is not None})
+
+
+def shape_in(config: Path) -> ModelShape:
+    """The shape in a config.json; of a family that its fields alone do not tell, that of the model on no device."""
+    data = read_config(config)
+    if data["model_type"] in READABLE:
+        return shape_of_config(config, data)
+    need_torch(f"reading a config of family {data['model_type']!r}")
+    from complete_mue.apply.bind import describe, family_of
+
+    family_of(SimpleNamespace(model_type=data["model_type"]))  # refused before transformers is loaded
+    try:
+        from transformers import AutoConfig
+
+        found = AutoConfig.from_pretrained(str(config))
+    except Exception as problem:  # transformers' own code, on a file of someone else's
+        raise FileError(
+            f"{config}: transformers cannot read it ({type(problem).__name__}: {problem}); install a newer one, or "
+            "write a TOML file (`mue init`)"
+        ) from None
+    return describe(found)
+
+
+@app.command("init")
+def init_command(
+    config: Annotated[
+        Path | None,
+        typer.Argument(metavar="CONFIG.json", help="A model's Hugging Face config.json, or its folder, as target."),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder for reference.toml and target.toml.")] = Path(),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that are there.")] = False,
+) -> None:
+    """Write a commented reference.toml and target.toml to fill in, for `mue plan reference.toml target.toml`.
+
+    Example:  mue init models/Qwen3-30B-A3B --out plans
+    """
+    found = find_config(config) if config is not None else None
+    if config is not None and found is None:
+        raise FileError(f"{config}: give a config.json, or the folder of a model that has one")
+    shape = shape_in(found) if found else ModelShape(1024, 32, FeedForward.parse("128e8a1s", 512), dense_layers=2)
+    texts = {"reference.toml": _reference(shape)}
+    if isinstance(shape.feed_forward, FeedForward):
+        texts["target.toml"] = _target(shape, f"read from {found}" if found else "an example: put in your own")
+    paths = {name: out / name for name in texts}
+    there = [str(path) for path in paths.values() if os.path.lexists(path)]
+    if there and not force:
+        raise FileError(f"{', '.join(there)}: there already; give --force to overwrite, or another --out")
+    for name, text in texts.items():
+        document = Document(name, text)
+        document.reference() if name == "reference.toml" else document.target()  # what we write reads back
+    out.mkdir(parents=True, exist_ok=True)
+    for name, path in paths.items():
+        with whole(path) as file:
+            file.write(texts[name].encode())
+        print(f"wrote {path}")
+    target = paths.get("target.toml", found)
+    if "target.toml" not in paths:
+        print("no target.toml: layers differ, which a TOML file cannot say; the config itself is the target")
+    print(f"next: put in what your tuning found, then\n  mue plan {paths['reference.toml']} {target}")
+
+
+def _reference(target: ModelShape) -> str:
+    head_dim = target.head_dim
+    width = head_dim * max(2, round(128 / head_dim)) if head_dim else 128
+    heads = f"\nhead_dim = {head_dim}  # of attention heads: the target's" if head_dim else ""
+    return f"""\
+# The reference: a small dense model, tuned once. Every number below is a place to start, not a finding.
+# `mue tune` finds lr, weight_decay and init_std of the models in this package; your own are swept in your trainer.
+
+[shape]
+width = {width}  # d, the residual width: small enough to train many times
+depth = {target.depth}  # layers: the target's, or fewer
+feed_forward = "dense"  # the block of every layer; an MoE can be a reference too: "16e4a", and expert_width
+expansion = 1.0  # width of the block over d{heads}
+
+[budget]
+batch_tokens = {_BUDGET.batch_tokens}  # tokens per optimizer step
+steps = {_BUDGET.steps}  # of the whole run; a target of other steps gets other betas
+
+[hyper]  # of torch.optim.AdamW
+lr = 1e-3  # the peak of the schedule: TUNE
+weight_decay = 0.1  # a step shrinks a weight by lr * weight_decay: TUNE
+init_std = 0.01  # standard deviation of the initial weights, all matrices alike: TUNE
+betas = [0.95, 0.95]
+eps = 1e-8
+
+# [tuned.embedding]  # where one role was tuned apart from the others
+# lr = 4e-3
+"""
+
+
+def _target(shape: ModelShape, source: str) -> str:
+    block = shape.main
+    layout = block.with_widths if block.is_dense or "@" in str(block) else str(block)
+    lines = [f'feed_forward = "{layout}"  # XeYa[Gg][Zs]: X experts, Y active, G groups, Z shared']
+    if "@" not in layout:
+        lines.append(f"expert_width = {block.expert_width}  # of one expert")
+    if shape.dense_layers:
+        lines.append(f"dense_layers = {shape.dense_layers}  # first layers dense, of the active width of the others")
+    if shape.head_dim:
+        lines.append(f"head_dim = {shape.head_dim}")
+    rest = "\n".join(lines)
+    return f"""\
+# The model to train: {source}.
+
+[shape]
+width = {shape.width}  # d, the residual width
+depth = {shape.depth}  # layers
+{rest}
+
+[budget]  # yours: neither is known from a model
+batch_tokens = {_BUDGET.batch_tokens}  # tokens per optimizer step
+steps = {_BUDGET.steps}  # of the whole run
+"""

@@ -1,0 +1,132 @@
+"""The shape of a model from its Hugging Face config.json, without torch or transformers.
+
+Only families whose fields say all of it are read, and a field that is missing is an error, never a default: the tests
+compare every family with the model that transformers builds. Others need the model (``complete_mue.describe``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from complete_mue.errors import FileError, MueError
+from complete_mue.layout.notation import FeedForward, RoutedGroup
+from complete_mue.layout.numbers import count
+from complete_mue.layout.shape import ModelShape
+from complete_mue.storage import read_json
+
+_WIDTH, _DEPTH, _HEADS = ("hidden_size", "n_embd"), ("num_hidden_layers", "n_layer"), ("num_attention_heads", "n_head")
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_ACTIVE = ("num_experts_per_tok", "moe_k")
+_SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+_SHARED_WIDTH = ("shared_expert_intermediate_size", "shared_intermediate_size")
+_FIRST_DENSE = ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers")
+
+# Families by what their routed layers are made of; "" has none.
+_KINDS = {
+    "": "llama mistral qwen2 qwen3 ministral ministral3 smollm3 ernie4_5 seed_oss hunyuan_v1_dense arcee phi3 olmo2 "
+    "olmo3 exaone4 glm4 starcoder2 granite cohere cohere2 gemma gemma2 gemma3_text gpt2",
+    "experts": "mixtral olmoe flex_olmo gpt_oss granitemoe minimax minimax_m2",
+    "experts shared_width": "granitemoeshared",
+    "experts own_width": "qwen3_moe",
+    "experts own_width shared_width": "qwen2_moe qwen3_next",
+    "experts own_width shared first_dense": "deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe glm4_moe_lite dots1 "
+    "glm_moe_dsa ernie4_5_moe afmoe",
+    "experts own_width first_dense": "lfm2_moe",
+}
+READABLE = {family: kind.split() for kind, families in _KINDS.items() for family in families.split()}
+
+
+class _Config:
+    """A config's fields, with messages that name file and field."""
+
+    def __init__(self, path: Path, data: Mapping[str, Any]) -> None:
+        self.path, self.data = path, data
+
+    def number(self, *names: str, least: int = 1) -> int:
+        """The first field of these names that is there."""
+        for name in names:
+            if self.data.get(name) is not None:
+                return count(name, self.data[name], least=least)
+        raise FileError(f"{self.path}: no {' or '.join(names)}; add it", field=names[0], remedy="add it")
+
+    def has(self, name: str) -> bool:
+        return self.data.get(name) is not None
+
+
+def find_config(path: Path) -> Path | None:
+    """The config.json that a path means: a file that ends so, or the one in a folder; None for other files."""
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise FileError(f"{path}: a folder without config.json; give a model's folder, or a TOML file")
+        return path / "config.json"
+    return path if path.suffix == ".json" else None
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The fields of a config.json, with its ``model_type``."""
+    data = read_json(path, "Hugging Face config.json", "give the config.json of a model")
+    if not isinstance(data.get("model_type"), str):
+        raise FileError(f"{path}: no model_type, so no Hugging Face config.json; give that of a model, or a TOML file")
+    return data
+
+
+def shape_of_config(path: Path, data: Mapping[str, Any]) -> ModelShape:
+    """The ModelShape that the fields of a family in ``READABLE`` give."""
+    config, family = _Config(path, data), data["model_type"]
+    has = READABLE[family]
+    try:
+        width, depth = config.number(*_WIDTH), config.number(*_DEPTH)
+        routed = _routed(config, has) if has else None
+        return ModelShape.of_blocks(
+            width,
+            [routed if routed and _routes(config, layer) else _dense(config, width) for layer in range(depth)],
+            _head_dim(config, width),
+        )
+    except MueError as problem:
+        if isinstance(problem, FileError):
+            raise
+        raise FileError(f"{path}: {problem}", field=problem.field, given=problem.given) from None
+
+
+def _dense(config: _Config, width: int) -> FeedForward:
+    if config.data["model_type"] == "gpt2" and not config.has("n_inner"):
+        return FeedForward.dense(4 * width)  # its own default, written as null
+    return FeedForward.dense(config.number("intermediate_size", "n_inner"))
+
+
+def _routed(config: _Config, has: list[str]) -> FeedForward:
+    hidden = config.number("moe_intermediate_size") if "own_width" in has else config.number("intermediate_size")
+    group = RoutedGroup(config.number(*_EXPERTS), config.number(*_ACTIVE), hidden)
+    if "shared_width" in has:
+        shared = config.number(*_SHARED_WIDTH, least=0)
+    else:
+        shared = hidden * config.number(*_SHARED, least=0) if "shared" in has else 0
+    return FeedForward((shared,) if shared else (), (group,))
+
+
+def _routes(config: _Config, layer: int) -> bool:
+    """Whether a layer of a model with experts has them."""
+    kinds = config.data.get("mlp_layer_types")
+    if isinstance(kinds, list):
+        return layer < len(kinds) and kinds[layer] == "sparse"
+
+    def every(*names: str) -> bool:
+        step = next((config.number(name) for name in names if config.has(name)), 1)
+        return (layer + 1) % step == 0
+
+    if "first_dense" in READABLE[config.data["model_type"]]:
+        end = config.data.get("moe_layer_end_index")
+        begun = layer >= config.number(*_FIRST_DENSE, least=0)
+        return begun and (end in (None, -1) or layer <= end) and every("moe_layer_interval")
+    return layer not in (config.data.get("mlp_only_layers") or []) and every("decoder_sparse_step")
+
+
+def _head_dim(config: _Config, width: int) -> int | None:
+    if config.has("qk_nope_head_dim") and config.has("qk_rope_head_dim"):
+        return config.number("qk_nope_head_dim") + config.number("qk_rope_head_dim")
+    if config.has("head_dim"):
+        return config.number("head_dim")
+    heads = config.number(*_HEADS)
+    return width // heads if width % heads == 0 else None

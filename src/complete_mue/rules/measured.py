@@ -1,0 +1,98 @@
+"""How far the rules have been tried: the ranges over which sweeps found each target's own optimum.
+
+The numbers are data, with the page that holds their runs. Ratios are target over reference; experts and N/a are the
+target's own. Inside a range a transfer is known to work, with the drift given here; outside, it is extrapolated.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from complete_mue.layout.shape import ModelShape
+from complete_mue.rules.ratios import Ratios
+
+
+class Range(NamedTuple):
+    """From the smallest to the largest value that was measured."""
+
+    low: float
+    high: float
+
+    def outside(self, value: float) -> float:
+        """By which factor a value lies outside; 1 within."""
+        return max(1.0, self.low / value, value / self.high)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Where one rule set was swept, the largest drift of an optimum there in octaves, and where the runs are."""
+
+    width: Range
+    depth: Range
+    active_width: Range
+    batch: Range
+    steps: Range
+    experts: Range
+    sparsity: Range
+    drift: float
+    source: str
+
+
+_ONE = Range(1, 1)
+MEASURED = {
+    "complete_mue": Measured(
+        width=Range(1, 4), depth=Range(1, 4), active_width=Range(0.25, 4), batch=Range(0.25, 4), steps=Range(0.25, 4),
+        experts=Range(0, 256), sparsity=Range(1, 32), drift=0.87, source="docs/results/transfer.md",
+    ),
+    "complete_mue_sparse": Measured(
+        width=_ONE, depth=_ONE, active_width=Range(0.25, 2), batch=_ONE, steps=_ONE,
+        experts=Range(0, 256), sparsity=Range(1, 32), drift=0.51, source="docs/results/roles.md",
+    ),
+}  # fmt: skip
+
+# σ0 = ρ_D^-1/2 moved with the batch at fixed steps; of an expert, also with N/a. Nothing else was ever moved.
+SIGMA0 = Range(0.5, 2)
+EXPERT_SIGMA0 = Range(0.5, math.sqrt(32))
+KEPT = _ONE
+
+_RATIOS = {"width": "width", "depth": "depth", "active_width": "active width", "batch": "batch", "steps": "steps"}
+_OWN = {"experts": "experts", "sparsity": "experts per active one"}
+
+
+@dataclass(frozen=True)
+class Trust:
+    """A target against what was measured: one line on how far that reached, and what lies outside of it."""
+
+    line: str
+    outside: tuple[str, ...]
+
+
+def trust(rules: str, shape: ModelShape, ratios: Ratios) -> Trust:
+    """How far the transfer to ``shape`` reaches beyond what was measured with these rules."""
+    known = MEASURED.get(rules)
+    if known is None:
+        return Trust(f"no range is recorded for rules {rules}", ())
+    experts, sparsity = shape.main.experts, (shape.main.experts or 1) / shape.main.route_scale
+    own = {"experts": float(experts), "sparsity": sparsity}
+    outside = [
+        f"{words} ×{value:.4g} ({_reach(reach)})"
+        for name, words in _RATIOS.items()
+        if (reach := getattr(known, name)).outside(value := getattr(ratios, name)) > 1 + 1e-9
+    ] + [
+        f"{value:.4g} {_OWN[name]} (to {reach.high:.4g})"
+        for name, value in own.items()
+        if value > (reach := getattr(known, name)).high
+    ]
+    sizes = [f"{value:.4g}x {name}" for name in ("width", "depth") if (value := getattr(ratios, name)) != 1]
+    sizes += [f"{experts} experts"] if experts else []
+    line = (
+        f"measured to {known.width.high:.4g}x width, {known.depth.high:.4g}x depth and {known.experts.high:.4g} "
+        f"experts; yours is {', '.join(sizes) or 'of the same size'}"
+    )
+    return Trust(line, tuple(outside))
+
+
+def _reach(reach: Range) -> str:
+    return f"×{reach.low:.4g} to ×{reach.high:.4g}" if reach.low < reach.high else "×1 only"

@@ -1,0 +1,137 @@
+"""A config.json as a shape: what the fields say is what transformers builds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import complete_mue as mue
+from complete_mue.layout.hf_config import READABLE, find_config, read_config, shape_of_config
+from in_process import mue as run
+
+QWEN: dict[str, Any] = {
+    "model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32, "head_dim": 128,
+    "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8,
+}  # fmt: skip
+DEEPSEEK: dict[str, Any] = {
+    "model_type": "deepseek_v3", "hidden_size": 7168, "num_hidden_layers": 61, "num_attention_heads": 128,
+    "intermediate_size": 18432, "moe_intermediate_size": 2048, "n_routed_experts": 256, "num_experts_per_tok": 8,
+    "n_shared_experts": 1, "first_k_dense_replace": 3, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+}  # fmt: skip
+
+
+def written(folder: Path, fields: dict[str, Any]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "config.json"
+    path.write_text(json.dumps(fields))
+    return path
+
+
+def test_models_as_they_are_published(tmp_path: Path) -> None:
+    shape = shape_of_config(written(tmp_path, QWEN), QWEN)
+    assert (shape.width, shape.depth, str(shape.main), shape.main.expert_width) == (2048, 48, "128e8a", 768)
+    assert shape.head_dim == 128
+    shape = shape_of_config(tmp_path, DEEPSEEK)
+    assert (str(shape.main), shape.dense_layers, shape.head_dim) == ("256e8a1s", 3, 192)
+    gpt2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_inner": None}
+    assert shape_of_config(tmp_path, gpt2).active_width == 3072
+
+
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in READABLE),
+    ("qwen3_moe", {"num_hidden_layers": 5, "decoder_sparse_step": 2, "mlp_only_layers": [3]}),
+    ("qwen3_moe", {"num_hidden_layers": 4, "mlp_only_layers": []}),
+    ("deepseek_v3", {"num_hidden_layers": 4, "first_k_dense_replace": 3, "n_shared_experts": 2}),
+    ("deepseek_v3", {"first_k_dense_replace": 0}),
+    ("ernie4_5_moe", {"num_hidden_layers": 6, "moe_layer_interval": 2, "moe_layer_end_index": 3}),
+    ("ernie4_5_moe", {"moe_num_shared_experts": 0}),
+    ("lfm2_moe", {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 2}),
+    ("granitemoeshared", {"shared_intermediate_size": 0}),
+    ("llama", {"head_dim": None}),
+]
+
+
+@pytest.mark.parametrize(("name", "changes"), VARIANTS, ids=lambda value: value if isinstance(value, str) else "")
+def test_fields_say_what_transformers_builds(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from stock_families import tiny_config
+
+    config = tiny_config(name, **changes)
+    config.save_pretrained(tmp_path)
+    path = find_config(tmp_path)
+    assert path is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert shape_of_config(path, read_config(path)) == mue.describe(config)
+
+
+@pytest.mark.parametrize("missing", ["hidden_size", "num_experts", "moe_intermediate_size", "num_experts_per_tok"])
+def test_a_missing_field_is_named_and_never_guessed(missing: str, tmp_path: Path) -> None:
+    fields = {key: value for key, value in QWEN.items() if key != missing}
+    with pytest.raises(mue.MueError, match=missing):
+        shape_of_config(written(tmp_path, fields), fields)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("{", "config.json"), ("[]", "config.json"), ("{}", "model_type"), ('{"model_type": 3}', "model_type")],
+)
+def test_other_files_are_refused(text: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+    done = run("plan", Path("examples/lm_reference.toml").resolve(), tmp_path, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"num_experts": 4}, "active"),
+        ({"hidden_size": "x"}, "hidden_size"),
+        ({"num_hidden_layers": -1}, "layers"),
+    ],
+)
+def test_impossible_numbers_are_our_errors(change: dict[str, Any], says: str, tmp_path: Path) -> None:
+    fields = {**QWEN, **change}
+    with pytest.raises(mue.MueError, match=says):
+        shape_of_config(written(tmp_path, fields), fields)
+
+
+def test_a_config_is_a_target(root: Path, tmp_path: Path) -> None:
+    path = written(tmp_path / "model", QWEN)
+    for target in (path, path.parent):
+        done = run("plan", "examples/lm_reference.toml", target, "--json", "--steps", "100000", cwd=root)
+        plan = mue.Plan.from_json(done.stdout)
+        assert plan.shape == shape_of_config(path, QWEN)
+        assert (plan.budget.steps, plan.budget.batch_tokens) == (100_000, plan.reference.budget.batch_tokens)
+    assert run("plan", "examples/lm_reference.toml", tmp_path, cwd=root).returncode == 2
+
+
+def test_a_config_is_read_without_torch(root: Path, tmp_path: Path) -> None:
+    path = written(tmp_path, DEEPSEEK)
+    code = "import sys; from complete_mue.cli import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
+    command = [sys.executable, "-c", code, "plan", "examples/lm_reference.toml", str(path), "--betas", "hold"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "256e8a1s" in done.stdout
+
+
+def test_other_families_are_read_from_the_model(root: Path, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from stock_families import STOCK, tiny_config
+
+    name = next(name for name in STOCK if name not in READABLE)
+    tiny_config(name).save_pretrained(tmp_path)
+    done = run("plan", "examples/lm_reference.toml", tmp_path, "--json", cwd=root)
+    assert done.returncode == 0, done.stderr
+    assert mue.Plan.from_json(done.stdout).shape.width == 48
+    for family, says in (("nonsense", "nonsense"), ("jamba", "state-space")):
+        done = run("plan", "examples/lm_reference.toml", written(tmp_path, {"model_type": family}), cwd=root)
+        assert done.returncode == 2
+        assert says in done.stderr

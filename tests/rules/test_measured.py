@@ -1,0 +1,53 @@
+"""Every range that a plan is trusted in has runs behind it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from complete_mue.layout import FeedForward
+from complete_mue.rules import CATALOG
+from complete_mue.rules.measured import EXPERT_SIGMA0, MEASURED, SIGMA0
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+
+
+def swept(rules: str) -> list[dict[str, float]]:
+    """What was swept over the learning rate by a rule set, as ratios to the dense model of its sweep."""
+    found = []
+    for path in sorted(RESULTS.rglob("lm-*.jsonl")):
+        with path.open(encoding="utf-8") as file:
+            sweep = json.loads(file.readline())
+        scanned = {point["target"] for point in sweep["points"] if (point["rules"], point["hyper"]) == (rules, "lr")}
+        targets = {target["name"]: target for target in sweep["targets"]}
+        for name in scanned & targets.keys() if "dense" in targets else ():
+            target, dense = targets[name], targets["dense"]
+            layout = name.split(",")[0].split("@")[0]
+            block = FeedForward.parse(layout, 8) if "e" in layout and layout[0].isdigit() else None
+            ratios = {key: target[key] / dense[key] for key in ("width", "depth", "batch_tokens", "steps")}
+            experts = block.experts if block else 0
+            found.append({**ratios, "experts": experts, "sparsity": experts / block.active if block else 1})
+    return found
+
+
+@pytest.mark.parametrize("rules", MEASURED)
+def test_ranges_have_runs_at_their_ends(rules: str) -> None:
+    assert rules in CATALOG
+    assert (RESULTS.parents[1] / MEASURED[rules].source).exists()
+    runs = swept(rules)
+    for name in ("width", "depth", "batch", "steps", "experts", "sparsity"):
+        reach = getattr(MEASURED[rules], name)
+        values = [run["batch_tokens" if name == "batch" else name] for run in runs]
+        assert min(values) == pytest.approx(reach.low) or name == "experts", name
+        assert max(values) == pytest.approx(reach.high), name
+
+
+def test_noise_moved_as_far_as_the_verdict_says() -> None:
+    runs = swept("complete_mue")
+    sigma0 = [(run["batch_tokens"] * run["steps"]) ** -0.5 for run in runs]
+    assert (min(sigma0), max(sigma0)) == pytest.approx(SIGMA0)
+    expert = [noise * math.sqrt(run["sparsity"]) for noise, run in zip(sigma0, runs, strict=True)]
+    assert (min(expert), max(expert)) == pytest.approx(EXPERT_SIGMA0)
