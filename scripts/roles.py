@@ -40,6 +40,7 @@ CAUSE = (
     ("dense,budget.batch_tokens=65536", "dense_up", "-1:1"),
 )
 DIFFUSION = Path("docs/results/dit-reference.toml")
+BOTH = ("--rules", "complete_mue", "--rules", "complete_mue_sparse", "--hyper", "lr", "--octaves=-0.1:0.1")
 SEEDS = "4"
 _STAGGER = 15.0  # seconds between starts, so that the next sweep sees what this one is about to run
 
@@ -84,11 +85,16 @@ def diffusion() -> Iterator[list[str]]:
 
 def axes() -> Iterator[list[str]]:
     """Both rule sets at the transferred value on the other axes of the MoE, and in diffusion."""
-    both = ["--rules", "complete_mue", "--rules", "complete_mue_sparse", "--hyper", "lr", "--octaves=-0.1:0.1"]
     for figure in ("activated", "capacity"):
-        yield [figure, *both, "--task", "dit"]
+        yield [figure, *BOTH, "--task", "dit"]
     for figure in ("shared", "grouped"):
-        yield [figure, *both]
+        yield [figure, *BOTH]
+
+
+def sizes() -> Iterator[list[str]]:
+    """Both rule sets at the transferred value, wider and deeper."""
+    for figure in ("width", "depth"):
+        yield [figure, *BOTH]
 
 
 def probe() -> Iterator[list[str]]:
@@ -121,7 +127,7 @@ def conditions() -> Iterator[list[str]]:
 
 SETS = {
     "fit": fit, "probe": probe, "check": check, "decay": decay, "conditions": conditions, "cause": cause,
-    "diffusion": diffusion, "axes": axes, "fresh": fresh,
+    "diffusion": diffusion, "axes": axes, "sizes": sizes, "fresh": fresh,
 }  # fmt: skip
 
 
