@@ -136,8 +136,8 @@ def with_generated(text: str, page: Path, inner: str) -> str:
 
 def shown(summary: Summary) -> tuple[Picture, ...]:
     """The pictures worth a place on the page: scans, loss against size with the speedup, one axis' first steps."""
-    keys = {scan.hyper for scan in summary.scans} | {"scaling", "roles"}
-    keys |= {"speedup"} if summary.scaling else set()
+    keys = {scan.hyper for scan in summary.scans} | {"scaling", "roles", "power"}
+    keys |= {"speedup"} if summary.scaling and len({run.rules for run in summary.runs}) == 1 else set()
     keys |= {"first-steps"} if summary.name == _FIRST_STEPS else set()
     return tuple(picture for picture in pictures(summary) if picture.key in keys)
 

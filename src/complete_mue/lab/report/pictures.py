@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from complete_mue.lab.report.curves import Curve
 from complete_mue.lab.report.labels import label, short_count, with_unit
-from complete_mue.lab.report.roles import changes
+from complete_mue.lab.report.roles import changes, condition
 from complete_mue.lab.report.summary import Scan, Summary, TransferredRun
 
 
@@ -104,7 +104,7 @@ class Picture:
 def pictures(summary: Summary) -> tuple[Picture, ...]:
     """Every picture that the sweep's records allow."""
     if summary.probe:
-        return tuple(picture for picture in (_roles_picture(summary),) if picture is not None)
+        return tuple(picture for picture in (_power_picture(summary), _roles_picture(summary)) if picture is not None)
     drawn = [_scan_picture(summary, scan) for scan in summary.scans]
     drawn += [_scaling_picture(summary)] if summary.scaling else []
     drawn += [_speedup_picture(summary), _first_steps_picture(summary)]
@@ -139,22 +139,60 @@ def _scan_picture(summary: Summary, scan: Scan) -> Picture | None:
     )
 
 
-def _roles_picture(summary: Summary) -> Picture | None:
-    """One small panel per role: what another value would change, seed by seed."""
+def _power_picture(summary: Summary) -> Picture | None:
+    """Optima of one role against sparsity, with the power law; runs under other conditions stand beside it."""
     panels, heights = [], [0.0]
-    for scan in summary.scans:
+    for power in summary.powers:
+        curves = [c for scan in summary.scans for c in scan.curves if (c.hyper, c.rules) == (power.hyper, power.rules)]
+        found: dict[str, list[Dot]] = {"measured": []}
+        for curve in curves:
+            x, name = summary.target(curve.target).x, condition(curve.target) or "measured"
+            if x is not None and curve.drift is not None:
+                text = f"{curve.target}: {curve.drift:+.2f} octaves from the plan"
+                found.setdefault(name, []).append(Dot(x, curve.drift, text, curve.drift_error))
+        ends = [Dot(x, power.exponent * math.log2(x), "fit") for x in (power.low, power.high)]
+        law = Drawn(f"(N/a)^{power.exponent:.2f}", 0, tuple(ends), markers=False)
+        lines = [Drawn(name, 1 + k, tuple(dots), joined=False) for k, (name, dots) in enumerate(found.items())]
+        places = [dot for dots in found.values() for dot in dots]
+        heights += [dot.y + side * (dot.error or 0.0) for dot in places for side in (-1, 1)]
+        x_axis = _log_axis("experts per active one, N/a", [dot.x for dot in places])
+        panels.append(Panel(f"{label(power.hyper)}, {power.rules}", x_axis, (law, *lines)))
+    if not panels:
+        return None
+    return Picture(
+        key="power",
+        title="Where the optimum lies, against sparsity",
+        caption="Octaves from the plan's value, with one standard error; the line is the power law through what was "
+        "measured. Other dots changed more than the layout, as their name says, and took no part in the fit.",
+        y=_linear_axis("optimum (octaves from the plan's value)", heights),
+        panels=tuple(panels),
+        level=0.0,
+    )
+
+
+def _roles_picture(summary: Summary) -> Picture | None:
+    """One small panel per role: what another value would change, seed by seed. Conditions other than the layout have
+    panels of their own."""
+    panels, heights = [], [0.0]
+    groups = [
+        (scan.hyper, other, [curve for curve in scan.curves if condition(curve.target) == other])
+        for scan in summary.scans
+        for other in dict.fromkeys(condition(curve.target) for curve in scan.curves)
+    ]
+    for hyper, other, curves in groups:
         lines = []
-        for curve in scan.curves:
+        for curve in curves:
             dots = tuple(
                 Dot(x, y, f"{curve.target}, {curve.rules}, 2^{x:g} of the plan's value: {y:+.4f}", error)
                 for x, y, error in changes(curve)
             )
-            name = curve.target if len({c.rules for c in scan.curves}) == 1 else f"{curve.target}, {curve.rules}"
+            name = curve.target if len({c.rules for c in curves}) == 1 else f"{curve.target}, {curve.rules}"
             lines += [Drawn(name, style_of(summary, curve.target), dots)] if dots else []
             heights += [dot.y for dot in dots]
         if lines:
             x = _linear_axis("octaves from the plan's value", [dot.x for line in lines for dot in line.dots])
-            panels.append(Panel(label(scan.hyper), x, tuple(lines), (0.0, "")))
+            title = f"{label(hyper)}, {other}" if other else label(hyper)
+            panels.append(Panel(title, x, tuple(lines), (0.0, "")))
     if not panels:
         return None
     alone = len(panels) == 1

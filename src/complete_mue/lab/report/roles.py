@@ -21,6 +21,11 @@ def is_role(hyper: str) -> bool:
     return "." in hyper
 
 
+def condition(target: str) -> str:
+    """What a target changes besides the layout, as its name says: ``64e8a@16,router.score=softmax``."""
+    return ", ".join(part for part in target.split(",") if "=" in part)
+
+
 def judged(curve: Curve, unit: str) -> Curve:
     """The curve with its drift from the plan's own value, which is known exactly."""
     if curve.optimum is not None and curve.optimum.open is None:
@@ -69,7 +74,7 @@ def power_of(curves: Sequence[Curve], sparsity: dict[str, float | None]) -> Powe
         (curve, math.log2(sparse), curve.drift, curve.drift_error)
         for curve in curves
         if (sparse := sparsity.get(curve.target)) and curve.drift is not None and curve.drift_error
-        if "=" not in curve.target
+        if not condition(curve.target)
     ]
     if len({x for _, x, _, _ in fits if x > 0}) < 3:
         return None

@@ -17,7 +17,7 @@ from complete_mue.lab.report.curves import Curve, close, fit_curve, scan_noise, 
 from complete_mue.lab.report.labels import UNITS, label
 from complete_mue.lab.report.roles import Power, is_role, judged, power_of, role_lines
 from complete_mue.lab.report.speedup import Speedup, bin_middles, speedup_curves
-from complete_mue.lab.report.verdict import Line, Sized, judge, scaling_lines, scan_lines
+from complete_mue.lab.report.verdict import Line, Sized, judge, paired_lines, scaling_lines, scan_lines
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,7 @@ def summarize(folder: str | Path) -> Summary:
     lines += _off_grid_lines(scans, runs)
     if scaling:
         lines += scaling_lines(_by_size(sweep, runs, size), unit, size)
+        lines += [line for scan in _scans(sweep) for line in paired_lines(sweep.reference, scan.curves, unit)]
     return Summary(
         name=sweep.plan.name,
         title=sweep.plan.title,

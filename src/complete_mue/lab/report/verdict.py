@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from complete_mue.lab.report.curves import Curve
-from complete_mue.lab.report.labels import label, short_count
+from complete_mue.lab.report.labels import label, short_count, with_unit
 
 DRIFT_GOAL = 0.5  # octaves
 REGRET_GOAL = 0.01  # nats
@@ -105,10 +105,7 @@ def scan_lines(hyper: str, tuned: float, reference: str, curves: Sequence[Curve]
     """The sentences for one hyperparameter: the reference's rule set first, then every other beside it. Where the
     targets ran by other rules alone, the first of these leads, by its name."""
     own = next((c for c in curves if c.target == reference), None)
-    groups: dict[str, list[Curve]] = {}
-    for curve in curves:
-        if curve.target != reference:
-            groups.setdefault(curve.rules, []).append(curve)
+    groups = _by_rules(reference, curves)
     lines = _reference_lines(hyper, tuned, reference, own)
     if groups:
         (lead, ours), *others = groups.items()
@@ -116,10 +113,7 @@ def scan_lines(hyper: str, tuned: float, reference: str, curves: Sequence[Curve]
         beside = []
         for rules, group in others:
             both = [(at.get(c.target), c) for c in group]
-            beside += [
-                beside_line(lead, both, rules, unit),
-                *(gain_lines(lead, both, rules, unit) if rules in OURS else ()),
-            ]
+            beside += [beside_line(lead, both, rules, unit), *gain_lines(lead, both, rules, unit)]
         by = "" if own is not None and own.rules == lead else f" by {lead}"
         lines = [*_main_lines(hyper, tuned, reference, ours, unit, by), *lines, *beside]
     elif own is not None and own.optimum is not None and own.optimum.open is None:  # a scan of the reference alone
@@ -127,6 +121,25 @@ def scan_lines(hyper: str, tuned: float, reference: str, curves: Sequence[Curve]
         doubtful = doubts(own)
         lines = [Line("open" if doubtful else "good", "; ".join([text, *doubtful]) + ".")]
     return [dataclasses.replace(line, about=hyper) for line in lines]
+
+
+def _by_rules(reference: str, curves: Sequence[Curve]) -> dict[str, list[Curve]]:
+    groups: dict[str, list[Curve]] = {}
+    for curve in curves:
+        if curve.target != reference:
+            groups.setdefault(curve.rules, []).append(curve)
+    return groups
+
+
+def paired_lines(reference: str, curves: Sequence[Curve], unit: str) -> list[Line]:
+    """Where only the transferred value was run: the difference of every rule set of ours from the first."""
+    (lead, ours), *others = _by_rules(reference, curves).items()
+    at = {curve.target: curve for curve in ours}
+    return [
+        line
+        for rules, group in others
+        for line in gain_lines(lead, [(at.get(curve.target), curve) for curve in group], rules, unit)
+    ]
 
 
 def optimum_words(curve: Curve, unit: str) -> str:
@@ -230,13 +243,19 @@ def beside_line(main: str, both: Sequence[tuple[Curve | None, Curve]], rules: st
 
 
 def gain_lines(main: str, both: Sequence[tuple[Curve | None, Curve]], rules: str, unit: str) -> list[Line]:
-    """The difference at the transferred value, layout by layout, paired by seed."""
+    """The difference of a rule set of ours at the transferred value, layout by layout, paired by seed."""
+    if rules not in OURS:
+        return []
     found = [(theirs.target, costs) for ours, theirs in both if ours and len(costs := _costs(ours, theirs)) > 1]
     each = [
         f"{target} {statistics.fmean(costs):+.4f} ± {statistics.stdev(costs) / math.sqrt(len(costs)):.4f}"
         for target, costs in found
     ]
-    return [Line("note", f"Loss by {rules} minus that by {main}, in {unit}: {', '.join(each)}.")] if each else []
+    return (
+        [Line("note", f"{with_unit(f'Loss by {rules} minus that by {main}', unit)}: {', '.join(each)}.")]
+        if each
+        else []
+    )
 
 
 def _costs(ours: Curve, theirs: Curve) -> list[float]:
