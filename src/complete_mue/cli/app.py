@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -37,3 +38,17 @@ def need_torch(command: str) -> None:
 
     if importlib.util.find_spec("torch") is None:
         raise MueError(f"{command} needs torch: install it with `pip install 'complete-mue[torch]'`")
+
+
+def print_text(text: str) -> None:
+    """Long lines wrap under their own indentation on a terminal, and stay whole in a pipe."""
+    if not sys.stdout.isatty():
+        print(text)
+        return
+    import shutil
+    import textwrap
+
+    columns = shutil.get_terminal_size().columns
+    for line in text.splitlines():
+        indent = " " * (len(line) - len(line.lstrip()))
+        print(textwrap.fill(line, columns, subsequent_indent=indent + "  ", break_long_words=False) if line else "")
