@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -38,6 +39,13 @@ def need_torch(command: str) -> None:
 
     if importlib.util.find_spec("torch") is None:
         raise MueError(f"{command} needs torch: install it with `pip install 'complete-mue[torch]'`")
+
+
+def need_run(folder: Path) -> None:
+    """Refuse what is no run's directory before torch is loaded."""
+    from complete_mue.lab.train.config import read_config
+
+    read_config(folder / "config.json")
 
 
 def print_text(text: str) -> None:

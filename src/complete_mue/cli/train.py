@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from complete_mue.cli.app import app, need_torch
+from complete_mue.cli.app import app, need_run, need_torch
 from complete_mue.errors import RunError
 
 
@@ -170,9 +170,7 @@ def sample_command(
     Example:  mue sample runs/lm_tiny-dense --prompt "def main(" --count 200
     """
     need_torch("mue sample")
-    from complete_mue.lab.train.config import read_config
-
-    read_config(run / "config.json")  # what is no run is refused before torch is loaded
+    need_run(run)
     from complete_mue.lab.train.sample import draw_pictures, load_run, write_text
 
     config, model = load_run(run)
