@@ -23,17 +23,24 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-# N / a from 1 to 128 with eight active, then with two and four. Experts are an eighth of the width wide.
-FIT = (
-    "64e8a", "256e8a", "8e8a", "1024e8a", "64e2a", "128e8a", "32e8a", "512e8a", "16e2a", "256e2a", "2e2a", "128e4a",
-    "32e4a", "512e4a", "8e2a", "4e4a",
-)  # fmt: skip
+# Eight active and N / a from 1 to 32, and two of 64: scanned first, around where -1/3 expects the optimum.
+FIT = ("64e8a", "256e8a", "8e8a", "64e2a", "128e8a", "32e8a")
+# Predicted from those, then scanned: two and four active, and N / a up to 128. One window for all.
+FRESH = ("256e2a", "16e2a", "512e4a", "32e4a", "128e4a", "512e8a", "1024e8a", "2e2a", "4e4a")
 # Layouts with what else differs from the reference: routing, shared experts, batch, duration, depth, width.
 CONDITIONS = (
-    "64e8a@16,router.score=softmax", "64e8a2s@16", "64e8a@16,budget.batch_tokens=65536", "64e8a@16,budget.steps=4000",
-    "64e8a@16,shape.depth=16", "64e8a@64,shape.width=512", "256e8a@16,budget.batch_tokens=65536",
-    "64e8a@16,budget.steps=8000", "64e8a@16,budget.batch_tokens=262144",
+    "64e8a@16,router.score=softmax", "64e8a2s@16", "64e8a@16,budget.steps=4000", "64e8a@16,shape.depth=16",
+    "64e8a@64,shape.width=512", "64e8a@16,budget.steps=8000", "64e8a@16,budget.batch_tokens=65536",
+    "256e8a@16,budget.batch_tokens=65536", "64e8a@16,budget.batch_tokens=262144",
 )  # fmt: skip
+# Without likeness among an expert's tokens; and the dense model's own up projection with as little gradient noise.
+CAUSE = (
+    ("64e8a@16,router.score=shuffled", "expert_up", "-2:1"),
+    ("256e8a@16,router.score=shuffled", "expert_up", "-2.5:0.5"),
+    ("dense,budget.batch_tokens=65536", "dense_up", "-1:1"),
+)
+DIFFUSION = Path("docs/results/dit-reference.toml")
+BOTH = ("--rules", "complete_mue", "--rules", "complete_mue_sparse", "--hyper", "lr", "--octaves=-0.1:0.1")
 SEEDS = "4"
 _STAGGER = 15.0  # seconds between starts, so that the next sweep sees what this one is about to run
 
@@ -49,10 +56,45 @@ def window(layout: str, exponent: float = -1 / 3, reach: float = 1.5) -> str:
 def fit() -> Iterator[list[str]]:
     """The learning rate of the experts' up projection alone, layout by layout."""
     for layout in FIT:
-        yield [
-            "roles", "--target", layout, "--role", "expert_up", f"--octaves={window(layout)}", "--per-octave", "2",
-            "--replicas", "32",
-        ]  # fmt: skip
+        yield scan(layout, "expert_up", window(layout))
+
+
+def fresh() -> Iterator[list[str]]:
+    """The same for layouts that the exponent was not fitted to."""
+    for layout in FRESH:
+        yield scan(layout, "expert_up", "-3:0.5")
+
+
+def scan(target: str, role: str, octaves: str) -> list[str]:
+    """One role's learning rate on a half-octave grid."""
+    grid = [f"--octaves={octaves}", "--per-octave", "2", "--replicas", "32"]
+    return ["roles", "--target", target, "--role", role, *grid]
+
+
+def cause() -> Iterator[list[str]]:
+    """What remains where the cause that is suspected is taken away."""
+    for target in CAUSE:
+        yield scan(*target)
+
+
+def diffusion() -> Iterator[list[str]]:
+    """The experts' up projection in a diffusion model."""
+    for layout in ("64e8a", "256e8a"):
+        yield [*scan(layout, "expert_up", "-2:0.5"), "--task", "dit"]
+
+
+def axes() -> Iterator[list[str]]:
+    """Both rule sets at the transferred value on the other axes of the MoE, and in diffusion."""
+    for figure in ("activated", "capacity"):
+        yield [figure, *BOTH, "--task", "dit"]
+    for figure in ("shared", "grouped"):
+        yield [figure, *BOTH]
+
+
+def sizes() -> Iterator[list[str]]:
+    """Both rule sets at the transferred value, wider and deeper."""
+    for figure in ("width", "depth"):
+        yield [figure, *BOTH]
 
 
 def probe() -> Iterator[list[str]]:
@@ -74,37 +116,35 @@ def check() -> Iterator[list[str]]:
 def decay() -> Iterator[list[str]]:
     """The same scan with lr * weight decay held: a smaller learning rate that does not also decay less."""
     for layout in ("64e8a", "256e8a"):
-        yield [
-            "roles", "--target", layout, "--role", "expert_up", "--hyper", "lr_same_decay",
-            f"--octaves={window(layout)}", "--per-octave", "2", "--replicas", "32",
-        ]  # fmt: skip
+        yield [*scan(layout, "expert_up", window(layout)), "--hyper", "lr_same_decay"]
 
 
 def conditions() -> Iterator[list[str]]:
     """The experts' up projection again under other conditions: is the exponent the same?"""
     for change in CONDITIONS:
-        octaves = window(change.partition(",")[0], reach=1)
-        yield [
-            "roles", "--target", change, "--role", "expert_up", f"--octaves={octaves}", "--per-octave", "2",
-            "--replicas", "20",
-        ]  # fmt: skip
+        yield scan(change, "expert_up", window(change.partition(",")[0], reach=1))
 
 
-SETS = {"fit": fit, "probe": probe, "check": check, "decay": decay, "conditions": conditions}
+SETS = {
+    "fit": fit, "probe": probe, "check": check, "decay": decay, "conditions": conditions, "cause": cause,
+    "diffusion": diffusion, "axes": axes, "sizes": sizes, "fresh": fresh,
+}  # fmt: skip
 
 
 def commands(given: argparse.Namespace) -> list[list[str]]:
     """All `mue` commands of the chosen sets."""
     common = ["--scale", given.scale, "--seeds", given.seeds]
-    common += ["--reference", str(given.reference)] if given.reference else []
-    common += [part for change in (f"task.source={given.source}", *given.set) for part in ("--set", change)]
+    common += [part for change in given.set for part in ("--set", change)]
     common += [part for place in given.known for part in ("--known", str(place))]
     common += ["--trust-known"] if given.trust_known else []
+    text = ["--set", f"task.source={given.source}"]
+    text += ["--reference", str(given.reference)] if given.reference else []
     found = []
     for name in given.only.split(","):
         for options in SETS[name]():
-            out = given.runs / (name if options[0] == "roles" else f"{name}-{options[0]}")
-            found.append(["sweep", *options, *common, "--out", str(out)])
+            parts = [name, *(part for part in ("dit", options[0]) if part in options and part != "roles")]
+            own = ["--reference", str(DIFFUSION)] if "dit" in options else text
+            found.append(["sweep", *options, *own, *common, "--out", str(given.runs / "-".join(parts))])
     return found
 
 

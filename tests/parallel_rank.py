@@ -32,7 +32,6 @@ RUNS = {
         "lm_tiny:8e4a2g1s", *TEXT, *BALANCED, "shape.dense_layers=1", "qk_norm=true", "accumulate=2", "recompute=1",
     ),
     "balanced": ("lm_tiny:8e2a", *TEXT, *BALANCED),
-    "balanced in parts": ("lm_tiny:8e2a", *TEXT, *BALANCED, "accumulate=2"),
     "bfloat16": ("lm_tiny:8e2a1s", *TEXT, "precision=bfloat16", "accumulate=2"),
     "pictures": ("dit_tiny:8e2a1s", *PICTURES),
 }  # fmt: skip

@@ -156,7 +156,6 @@ def test_replicas_are_measured_one_by_one() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("experts", ["ours", "eager", "grouped_mm"])
 def test_on_gpu_as_on_cpu(experts: str) -> None:
     seen = []
@@ -173,7 +172,6 @@ def test_on_gpu_as_on_cpu(experts: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_a_check_on_gpu() -> None:
     def build(plan: mue.Plan) -> mue.Setup:
         model = our_model(plan).cuda()

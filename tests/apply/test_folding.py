@@ -21,7 +21,7 @@ from stock_families import STOCK, tiny_model, tiny_plan  # noqa: E402
 
 pytestmark = pytest.mark.numeric
 
-STEPS, WARMUP, MAX_NORM = 20, 5, 0.1
+STEPS, WARMUP, MAX_NORM = 10, 2, 0.1
 FAST = ["mixtral", "qwen3_moe", "qwen2_moe", "olmoe", "deepseek_v3", "glm4_moe", "gpt_oss", "granitemoe"]
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in STOCK if name not in FAST]
 # Routers compute in float32 whatever the model's dtype: that is the resolution at which two forms can agree.
@@ -82,12 +82,12 @@ def row(plan: mue.Plan, role: str, layer: int | None) -> mue.Row:
     return plan.row(role, plan.shape.label(plan.shape.blocks[layer]))
 
 
-def train(model: Any, optimizer: Any, clip: Callable[[], torch.Tensor], steps: int) -> tuple[list[float], list[float]]:
+def train(model: Any, optimizer: Any, clip: Callable[[], torch.Tensor]) -> tuple[list[float], list[float]]:
     """Losses, and the norms of the gradients before clipping."""
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARMUP))
     generator = torch.Generator().manual_seed(0)
     losses, norms = [], []
-    for step in range(steps):
+    for step in range(STEPS):
         tokens = torch.randint(3, 20, (2, 12), generator=generator)  # a few of the words: something to learn, no end
         torch.manual_seed(step)  # phimoe draws random numbers in training
         logits = model(input_ids=tokens).logits
@@ -102,7 +102,7 @@ def train(model: Any, optimizer: Any, clip: Callable[[], torch.Tensor], steps: i
     return losses, norms
 
 
-def both(family: str, steps: int = STEPS, clip: str = "weighted") -> tuple[list[float], list[float], float]:
+def both(family: str, clip: str = "weighted") -> tuple[list[float], list[float], float]:
     """The folded and the multiplier form's losses, and the largest difference of weights relative to their size."""
     folded = tiny_model(family).double()
     plan = tiny_plan(folded)
@@ -126,9 +126,8 @@ def both(family: str, steps: int = STEPS, clip: str = "weighted") -> tuple[list[
         model,
         torch.optim.AdamW(groups, betas=plan.hyper.betas),
         lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM),
-        steps,
     )
-    ours = train(folded, torch.optim.AdamW(mue.param_groups(folded, plan)), clips[clip], steps)
+    ours = train(folded, torch.optim.AdamW(mue.param_groups(folded, plan)), clips[clip])
     assert min(theirs[1]) > MAX_NORM, "clipping was not active at every step"
     if clip == "weighted":
         assert ours[1] == pytest.approx(theirs[1], rel=1e-4)
@@ -151,9 +150,9 @@ def test_both_forms_are_one_trajectory(family: str) -> None:
     print(f"{family}: worst loss difference {worst:.1e}, weights {apart:.1e}, loss {theirs[0]:.3f} -> {theirs[-1]:.3f}")
     assert worst <= FLOAT32 * theirs[0]
     assert apart < 1e-5
-    assert theirs[-1] < 0.9 * theirs[0]
+    assert theirs[-1] < theirs[0] - 0.1
 
 
 def test_plain_clipping_would_part_them() -> None:
-    ours, theirs, _ = both("mixtral", steps=15, clip="plain")
+    ours, theirs, _ = both("mixtral", clip="plain")
     assert max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) > 1e-3

@@ -295,11 +295,8 @@ def test_compiles_without_graph_breaks(dtype: torch.dtype) -> None:
 
 # -- on a GPU -------------------------------------------------------------------------------------------------
 
-HAS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-
 
 @pytest.mark.gpu
-@HAS_GPU
 @pytest.mark.parametrize("kernel", ["triton", "grouped", "sonic"])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1.5e-2)])
@@ -317,7 +314,6 @@ def test_kernel_equals_reference_on_gpu(kernel: str, shape: str, dtype: torch.dt
 
 
 @pytest.mark.gpu
-@HAS_GPU
 @pytest.mark.parametrize("kernel", ["triton", "grouped"])
 def test_no_host_sync_on_gpu(kernel: str) -> None:
     arguments = inputs(tokens=256, width=64, expert_width=32, dtype=torch.bfloat16, device="cuda")
@@ -338,7 +334,6 @@ def test_no_host_sync_on_gpu(kernel: str) -> None:
 
 
 @pytest.mark.gpu
-@HAS_GPU
 @COMPILES
 @pytest.mark.parametrize("kernel", ["triton", "grouped"])
 def test_compiles_without_graph_breaks_on_gpu(kernel: str) -> None:
@@ -357,7 +352,6 @@ def test_compiles_without_graph_breaks_on_gpu(kernel: str) -> None:
 
 
 @pytest.mark.gpu
-@HAS_GPU
 def test_choice_on_gpu() -> None:
     def chosen(dtype: torch.dtype) -> str:
         return choose(*inputs(dtype=dtype, device="cuda")[:2])

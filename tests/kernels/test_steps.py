@@ -10,11 +10,7 @@ from torch import Tensor
 from complete_mue.lab.kernels.steps import gated_attention, split_rotated, top_experts
 from complete_mue.lab.nn.rope import rotary_table, rotate
 
-on_gpu = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-    pytest.mark.filterwarnings("default"),
-]
+on_gpu = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 
 def test_elsewhere_the_caller_takes_the_plain_way() -> None:

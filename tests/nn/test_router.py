@@ -56,6 +56,15 @@ def test_weights_are_normalized_scores_over_all_groups_together(notation: str, s
     torch.testing.assert_close(routing.weight.sum(-1), torch.ones(64))
 
 
+@pytest.mark.parametrize("notation", ["8e3a", "16e4a2g", "8e2a@8+4e1a@4"])
+def test_shuffled_gives_each_token_the_routing_of_another(notation: str) -> None:
+    plain, shuffled = make(notation, score="sigmoid"), make(notation, score="shuffled")
+    assert torch.equal(shuffled.index, plain.index.roll(32, dims=0))
+    assert torch.equal(shuffled.weight, plain.weight.roll(32, dims=0))
+    assert torch.equal(shuffled.load, plain.load)
+    assert not torch.equal(shuffled.index, plain.index)
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=4),
     st.sampled_from(SCORES),

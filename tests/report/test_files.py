@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from complete_mue.cli import app
 from complete_mue.errors import FileError
-from complete_mue.lab.report import summarize
+from complete_mue.lab.report import html_page, summarize
 from complete_mue.lab.report.html_page import report_html
-from complete_mue.lab.report.pictures import Axis, pictures
+from complete_mue.lab.report.pictures import LOOKS, Axis, pictures
 from complete_mue.lab.report.tables import csv_text, markdown, plain, tables
 from complete_mue.lab.report.write import report_markdown
 from in_process import mue
@@ -82,9 +82,15 @@ def test_torch_is_not_imported(parent: Path) -> None:
         "import sys; from complete_mue.lab.report import summarize;"
         "from complete_mue.lab.report.html_page import report_html;"
         f"report_html([summarize({str(parent / 'a')!r})]);"
-        "assert not {'torch', 'numpy', 'matplotlib'} & set(sys.modules)"
+        "assert not {'torch', 'matplotlib'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_page_and_pictures_have_the_same_colours() -> None:
+    page = (Path(html_page.__file__).parent / "report.css").read_text(encoding="utf-8")
+    for number, look in enumerate(LOOKS):
+        assert re.search(rf"--c{number}:(#\w+)", page)[1] == look.colour
 
 
 def test_tables_name_the_place_of_every_number(parent: Path) -> None:

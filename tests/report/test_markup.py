@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 
 from complete_mue.cli import app
 from complete_mue.lab.evals.results import Report, Score
-from complete_mue.lab.report.labels import code, escaped
+from complete_mue.lab.report.labels import code
 from complete_mue.lab.report.markdown_page import END, begin
+from complete_mue.tabular import escaped
 
 Write = Callable[..., Path]
 

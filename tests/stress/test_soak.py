@@ -39,13 +39,14 @@ SOAK = _load()
 
 
 @pytest.mark.slow
-def test_a_round_of_everything_finds_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "soak.json"
-    kinds = ["run", "ranks", "moves", "data", "sweep", "drivers"]
-    assert SOAK.main(["--minutes", "1", "--rounds", "6", "--steps", "40", "--out", str(out)]) == 0
+def test_a_round_of_every_command_finds_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The other kinds start the same commands: ranks as moves, data as run, sweep as drivers."""
+    out, kinds = tmp_path / "soak.json", ["run", "moves", "drivers"]
+    only = ["--only", ",".join(kinds), "--rounds", str(len(kinds))]
+    assert SOAK.main([*only, "--minutes", "1", "--steps", "40", "--out", str(out)]) == 0
     record = json.loads(out.read_text())
     assert [this["kind"] for this in record["rounds"]] == kinds
-    assert sum(len(this["blows"]) for this in record["rounds"]) >= 3
+    assert any(this["blows"] for this in record["rounds"])
     assert all(this["difference"] == 0 for this in record["rounds"] if this["kind"] != "moves")
     assert "nothing found" in capsys.readouterr().out
 

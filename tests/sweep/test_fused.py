@@ -17,7 +17,6 @@ from complete_mue.lab.train.task import build  # noqa: E402
 
 pytestmark = pytest.mark.numeric
 
-HAS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 SMALL = ("shape.width=16", "shape.depth=2", "shape.head_dim=8", "betas=hold", "budget.steps=12", "clip=0.5")
 CALM = ("reference.hyper.lr=1e-3", "reference.hyper.eps=1e-6")  # large steps would amplify rounding
 TEXT = (*SMALL, "task.sequence=16", "budget.batch_tokens=64")
@@ -125,7 +124,6 @@ def test_micro_batches_and_balancing_are_those_of_the_solo_run() -> None:
 
 
 @pytest.mark.gpu
-@HAS_GPU
 @pytest.mark.parametrize("name", ["lm dense", "lm moe", "dit moe"])
 def test_a_recorded_step_is_the_plain_step(name: str) -> None:
     configs = [config_of(name, *more, "device=cuda") for more in REPLICAS]
@@ -136,7 +134,6 @@ def test_a_recorded_step_is_the_plain_step(name: str) -> None:
 
 
 @pytest.mark.gpu
-@HAS_GPU
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_recorded_and_compiled_a_diverging_replica_touches_no_other() -> None:
     more = ("device=cuda", "compile=true", "precision=bfloat16", "shape.width=64", "shape.head_dim=16")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,7 +42,7 @@ def test_tune_brackets_the_optimum_and_writes_a_reference(tmp_path: Path) -> Non
     assert read_reference(tmp_path / "reference.toml") == reference
     text = (tmp_path / "reference.toml").read_text()
     curve = summarize(tmp_path / "2-lr").scans[0].curves[0]
-    assert found[1].curve == curve  # `mue tune` and `mue report` say the same
+    assert (found[1].optimum, found[1].curve.points) == (curve.optimum, curve.points)  # as `mue report` has it
     assert curve.optimum is not None
     assert f"lr: optimum {curve.optimum.value:.4g}, loss {curve.optimum.loss:.4f}" in text
     assert "2-lr/" in text
@@ -71,14 +72,15 @@ def test_tune_says_how_well_the_optimum_is_known(tmp_path: Path) -> None:
     _, (flat,) = tune(start, tmp_path / "flat", measure(1e-5), hypers=("lr",), span=2, seeds=(0, 1))
     assert flat.optimum.value == pytest.approx(0.004, rel=0.05)
     assert "± 0.0" in flat.says
-    assert "within 0.01 of it from … 0.001 to 0.016 …, 10 runs" in flat.says
-    assert flat.doubts == ["the basin runs off the grid on its low and high side: scan wider"]
+    assert re.search(r"… 0\.001 .*0\.016 …, 10 runs", flat.says)
+    (doubt,) = flat.doubts
+    assert re.search("off the grid.* low .*high ", doubt)
     text = (tmp_path / "flat" / "reference.toml").read_text()
     assert f"{flat.says} in 1-lr/; {flat.doubts[0]}" in text
     _, (noisy,) = tune(start, tmp_path / "noisy", measure(0.003, curvature=1e-5), hypers=("lr",), span=3, seeds=(0, 1))
     assert noisy.curve.optimum_error is not None
     assert noisy.curve.optimum_error > 0.5
-    assert any("more than half an octave" in doubt or "OPEN" in doubt for doubt in noisy.doubts)
+    assert any("half an octave" in doubt or "OPEN" in doubt for doubt in noisy.doubts)
 
 
 def test_dry_run_says_what_would_train_and_trains_nothing(tmp_path: Path) -> None:

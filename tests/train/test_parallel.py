@@ -29,7 +29,7 @@ from device_rank import FULL  # noqa: E402
 from in_process import mue  # noqa: E402
 from parallel_rank import RUNS, config_of, trained  # noqa: E402
 
-STEPS = 20
+STEPS = 10
 NEAR = 1e-4  # float32 losses of 20 steps: sums in another order, and a token here and there that they route elsewhere
 pytestmark = [
     pytest.mark.numeric,
@@ -79,13 +79,15 @@ def test_two_ranks_with_fsdp_and_with_experts_dealt_out(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_ranks_in_every_way(tmp_path: Path) -> None:
-    dealt = [f"{name}@2" for name in RUNS if name != "dense"]
-    assert_one_run(2, [*RUNS, *dealt], tmp_path)
+    """All but those of the test above, and those of which ``all`` is made."""
+    cut = ["balanced", "all", "bfloat16", "pictures"]
+    dealt = ["sparse@2", "shared@2", "grouped@2", "balanced@2", "bfloat16@2", "pictures@2"]
+    assert_one_run(2, [*cut, *dealt], tmp_path)
 
 
 @pytest.mark.slow
 def test_four_ranks_cut_and_dealt_out_over_two_and_four(tmp_path: Path) -> None:
-    assert_one_run(4, ["dense", "all@2", "pictures@2", "shared@4", "grouped@4"], tmp_path)
+    assert_one_run(4, ["all@2", "shared@4", "grouped@4"], tmp_path)
 
 
 # -- the command ---------------------------------------------------------------------------------------------------
@@ -120,13 +122,12 @@ def test_a_checkpoint_of_four_ranks_resumes_on_any_number(tmp_path: Path, alone:
     four = tmp_path / "four"
     assert "20 steps on 4 ranks" in finished(torchrun(4, *command(four, "expert_parallel=2")))
     assert losses(four) == pytest.approx(losses(alone), rel=NEAR)
-    for ranks, over in ((2, 1), (1, 1)):
-        run = tmp_path / f"on{ranks}{over}"
-        shutil.copytree(four, run)
-        shutil.rmtree(checkpoint.Checkpoint.listed(run)[0].folder)
-        out = finished(torchrun(ranks, *command(run, f"expert_parallel={over}", "--resume")))
-        assert "step 1/20" not in out
-        assert losses(run) == pytest.approx(losses(alone), rel=NEAR)
+    run = tmp_path / "two"
+    shutil.copytree(four, run)
+    shutil.rmtree(checkpoint.Checkpoint.listed(run)[0].folder)
+    out = finished(torchrun(2, *command(run, "expert_parallel=1", "--resume")))
+    assert "step 1/20" not in out
+    assert losses(run) == pytest.approx(losses(alone), rel=NEAR)
     # And in one process without torchrun: the same tensors, whole.
     run = tmp_path / "plain"
     shutil.copytree(four, run)
@@ -241,7 +242,6 @@ def assert_the_path_of_many_gpus(kind: str, folder: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU and NCCL")
 def test_the_path_of_many_gpus_on_one(tmp_path: Path) -> None:
     assert_the_path_of_many_gpus("cuda", tmp_path)
 

@@ -153,7 +153,6 @@ def test_tables_are_kept_and_right() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("name", ["lm_tiny", "lm_tiny:16e4a", "dit_tiny:16e4a1s"])
 def test_a_recorded_micro_batch_is_the_plain_one(name: str) -> None:

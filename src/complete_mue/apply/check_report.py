@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from complete_mue.apply.checks import AxisCheck, CheckResult
 from complete_mue.apply.judge import OK, Slope
 from complete_mue.storage import whole, write_json
+from complete_mue.tabular import terminal_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -16,14 +17,10 @@ if TYPE_CHECKING:
 
 def tables(result: CheckResult) -> Iterator[Table | str]:
     """One table per axis, the findings, and the verdict last."""
-    from rich import box
-    from rich.table import Table
-
     for axis in result.axes:
         title = f"{axis.axis}: {', '.join(f'{x:g}' for x in axis.xs)}"
-        table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-        for heading in ("role", "size", "change", "size moves", "change moves", "formula", "experts", ""):
-            table.add_column(heading, justify="left" if heading in ("role", "") else "right")
+        headings = ("role", "size", "change", "size moves", "change moves", "formula", "experts", "")
+        table = terminal_table(headings, ("role", ""), title)
         for role in axis.roles:
             last = role.points[-1]
             should = f", size should go {role.expected:+.2f}" if role.expected else ""
@@ -56,15 +53,9 @@ def tables(result: CheckResult) -> Iterator[Table | str]:
 
 def _effects(axis: AxisCheck) -> Table:
     """How much an update changes each role's own output on fresh tokens, point by point."""
-    from rich import box
-    from rich.table import Table
-
     points = ", ".join(f"{x:g}" for x in axis.xs)
-    table = Table(
-        title=f"update effect, {axis.axis} {points}", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False
-    )
-    for heading in ("role", "change of its output", "alignment", "over the reference's", ""):
-        table.add_column(heading, justify="left" if heading in ("role", "") else "right")
+    headings = ("role", "change of its output", "alignment", "over the reference's", "")
+    table = terminal_table(headings, ("role", ""), f"update effect, {axis.axis} {points}")
     for role in axis.effects:
         table.add_row(
             role.role,

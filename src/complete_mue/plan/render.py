@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from complete_mue.layout.tensors import Role
 from complete_mue.plan.row import Row
 from complete_mue.plan.table import PlanTable
+from complete_mue.tabular import terminal_table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -143,12 +144,9 @@ def _filled(text: str, width: int, indent: int) -> str:
 
 
 def _rich_table(headings: list[str], cells: list[list[str]]) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading == "role" else "right", no_wrap=heading != "role")
+    table = terminal_table(headings, ("role",))
+    for column in table.columns:
+        column.no_wrap = column.justify == "right"
     for row in cells:
         table.add_row(*row)
     return table

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.box import HEAVY_HEAD
 from rich.table import Table
 
 from complete_mue.errors import FileError
 from complete_mue.storage import whole
+from complete_mue.tabular import terminal_table
 
 DENSE = "dense"
 DENSE_COMPILED = "dense, compiled"
@@ -117,13 +119,8 @@ class BenchResult:
         """A table to print: time, ratio to the compiled dense block, speed-up over ``reference`` where that ran."""
         with_reference = any(row.kernel == REFERENCE and row.ms is not None for row in self.rows)
         title = f"MoE layer, forward + backward, median of {self.repeats} · {', '.join(self.machine.values())}"
-        table = Table(title=title, title_justify="left")
-        table.add_column("figure")
-        for name in ("E", "k", "h"):
-            table.add_column(name, justify="right")
-        table.add_column("kernel")
-        for name in ("ms", "/ dense", *(["reference /"] if with_reference else []), "peak GiB"):
-            table.add_column(name, justify="right")
+        times = ("ms", "/ dense", *(["reference /"] if with_reference else []), "peak GiB")
+        table = terminal_table(("figure", "E", "k", "h", "kernel", *times), ("figure", "kernel"), title, box=HEAVY_HEAD)
         previous = None
         for row in self.rows:
             if previous is not None and row.shape != previous:

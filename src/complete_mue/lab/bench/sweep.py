@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.box import HEAVY_HEAD
 from rich.table import Table
 
 from complete_mue.lab.bench.machine import machine
@@ -26,6 +27,7 @@ from complete_mue.lab.train.config import RunConfig, override
 from complete_mue.lab.train.trainer import pick_device
 from complete_mue.layout.numbers import count
 from complete_mue.storage import write_json
+from complete_mue.tabular import terminal_table
 
 LAYOUTS = ("dense", "64e4a")
 _ON_GPU = ("lm_proxy", "shape.depth=8", "task.sequence=1024", "budget.batch_tokens=16384", "task.epochs=repeat")
@@ -72,11 +74,9 @@ class SweepBench:
 
     def table(self) -> Table:
         """A table to print."""
-        table = Table(title=f"K runs in one program · {', '.join(self.machine.values())}", title_justify="left")
-        table.add_column("layout")
-        table.add_column("step")
-        for name in ("K", "ms / step", "tokens/s in all", "x one run", "peak GiB"):
-            table.add_column(name, justify="right")
+        headings = ("layout", "step", "K", "ms / step", "tokens/s in all", "x one run", "peak GiB")
+        title = f"K runs in one program · {', '.join(self.machine.values())}"
+        table = terminal_table(headings, ("layout", "step"), title, box=HEAVY_HEAD)
         for row in self.rows:
             speedup, peak = self.speedup(row), row.peak_gib
             table.add_row(

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from rich.box import HEAVY_HEAD
 from rich.table import Table
 
 from complete_mue.errors import RunError
@@ -31,6 +32,7 @@ from complete_mue.lab.train.trainer import Trainer, pick_device
 from complete_mue.layout import Budget
 from complete_mue.layout.numbers import count
 from complete_mue.storage import write_json
+from complete_mue.tabular import terminal_table
 
 TRAINER, MINIMAL = "trainer", "minimal loop"
 _WARM_UP_TURNS = 2
@@ -90,10 +92,8 @@ class TrainBench:
         """A table to print."""
         title = f"{' '.join((self.recipe, *self.overrides))} · {', '.join(self.machine.values())}"
         ratio = "" if self.slowdown is None else f"trainer / minimal loop = {self.slowdown:.3f}"
-        table = Table(title=title, title_justify="left", caption=ratio, caption_justify="left")
-        table.add_column("what")
-        for name in ("tokens / step", "ms / step", "fastest", "slowest", "tokens/s", "MFU", "GiB"):
-            table.add_column(name, justify="right")
+        headings = ("what", "tokens / step", "ms / step", "fastest", "slowest", "tokens/s", "MFU", "GiB")
+        table = terminal_table(headings, ("what",), title, box=HEAVY_HEAD, caption=ratio, caption_justify="left")
         for row in self.rows:
             table.add_row(
                 row.what, f"{row.tokens_per_step:,}", *(f"{t:.1f}" for t in (row.ms_per_step, row.fastest_ms)),

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from complete_mue.lab.evals.tasks import TASKS
-from complete_mue.lab.report.labels import escaped
 from complete_mue.storage import whole, write_json
+from complete_mue.tabular import escaped, markdown_table
 
 HEADINGS = ("task", "shots", "metric", "score", "± se", "chance", "count", "of paper's")
 
@@ -85,8 +85,7 @@ class Report:
 
     def to_markdown(self) -> str:
         """The same table in Markdown."""
-        lines = [HEADINGS, ("---",) + ("---:",) + ("---",) + ("---:",) * 5, *self.rows()]
-        return f"# {escaped(self.model)}\n\n" + "".join(f"| {' | '.join(map(escaped, row))} |\n" for row in lines)
+        return f"# {escaped(self.model)}\n\n{markdown_table(HEADINGS, ('task', 'metric'), self.rows())}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""

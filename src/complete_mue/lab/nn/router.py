@@ -6,6 +6,8 @@
 
 The score is ``sigmoid(logit)`` (default) or ``softmax(logits)``. Both weights are one softmax over the selected
 experts, of ``logsigmoid(logit)`` and of ``logit``: the same numbers without a division by a sum that underflows.
+``shuffled`` is a control: sigmoid scores, but every token takes the experts of another token, half a batch away. Loads
+stay, and the tokens of one expert are no longer alike.
 
 Axes: (replicas,) tokens, width, experts (of the whole block, group after group), active (slots, group after group).
 """
@@ -21,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from complete_mue.lab.kernels.steps import top_experts
-from complete_mue.lab.nn.router_config import DEFAULT_ROUTER, RouterConfig
+from complete_mue.lab.nn.router_config import DEFAULT_ROUTER, SHUFFLED, RouterConfig
 from complete_mue.layout import RoutedGroup
 
 
@@ -123,6 +125,8 @@ def route(
     x [(replicas,) tokens, width]; router [(replicas,) experts, width]; bias [(replicas,) experts].
     """
     logits = router_logits(x, router)
+    if config.score == SHUFFLED:
+        logits = logits.roll(max(logits.shape[-2] // 2, 1), dims=-2)
     index = select(logits.detach(), groups, config.score, bias)
     return Routing(index, _normalize(logits.gather(-1, index), config.score), logits, groups, config)
 
@@ -140,7 +144,7 @@ def router_logits(x: Tensor, router: Tensor) -> Tensor:
 def select(logits: Tensor, groups: tuple[GroupRun, ...], score: str, bias: Tensor | None = None) -> Tensor:
     """The a_g best experts of each group by score + bias, [..., tokens, experts] -> [..., tokens, active]."""
     if bias is not None:
-        scores = logits.sigmoid() if score == "sigmoid" else logits.softmax(-1)
+        scores = logits.softmax(-1) if score == "softmax" else logits.sigmoid()
         logits = scores + bias.unsqueeze(-2)
     chosen, first = [], 0
     for part, run in _by_group(logits, groups):
@@ -163,7 +167,7 @@ def update_bias(bias: Tensor, load: Tensor, groups: tuple[GroupRun, ...], rate: 
 
 def _normalize(logits: Tensor, score: str) -> Tensor:
     """Scores over the last axis, divided by their sum."""
-    return (F.logsigmoid(logits) if score == "sigmoid" else logits).softmax(-1)
+    return (logits if score == "softmax" else F.logsigmoid(logits)).softmax(-1)
 
 
 def _by_group(values: Tensor, groups: tuple[GroupRun, ...]) -> Iterator[tuple[Tensor, GroupRun]]:

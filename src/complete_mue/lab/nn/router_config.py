@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from complete_mue.errors import ShapeError, nearest
 from complete_mue.layout.numbers import real
 
-SCORES = ("sigmoid", "softmax")
+SHUFFLED = "shuffled"
+SCORES = ("sigmoid", "softmax", SHUFFLED)
 
 
 @dataclass(frozen=True)

@@ -1,28 +1,60 @@
-"""Loss against one hyperparameter for one target under one rule set: optimum, drift and regret with their errors.
+"""Loss against one hyperparameter for one target under one rule set: its runs, value by value, and what
+`estimator` makes of them.
 
-Drift is log2 of the target's optimum minus log2 of the reference's. Regret is the target's loss at the transferred
-value minus the least it can have: the best measured loss, or the fitted minimum's where that is lower (means over
-seeds); it is never below zero. A transferred value off the grid is read off the local quadratic, and counts as
-measured.
-
-Errors are one standard error, from the seeds: the means are drawn again with the seeds' noise 200 times, with a fixed
-random state, and everything is computed anew, so that an optimum that hops between grid values shows. A lopsided curve
-moves the parabola's minimum, seeds or not: that bias is added.
+Drift is log2 of the target's optimum minus log2 of the reference's. Each curve's errors are its own: at the same seed
+and value, what two models' runs scatter by has nothing in common in docs/results (a correlation of 0.05 ± 0.06).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from complete_mue.lab.report.fit import Optimum, loss_at, optimum_of
-from complete_mue.lab.report.values import Noise, ValuePoint, close, curve_noise
+from complete_mue.lab.records import Outcome, PlannedPoint
+from complete_mue.lab.report.estimator import Noise, Optimum, Runs, estimate, noise_of, pooled, runs_of
 
-_DRAWS = 200
+
+@dataclass(frozen=True)
+class ValuePoint:
+    """One value of the hyperparameter: mean and standard deviation over its finished seeds."""
+
+    value: float
+    loss: float | None
+    std: float | None
+    seeds: int
+    diverged: bool  # any seed diverged
+    missing: int  # seeds without a result: not run yet, or failed
+    losses: tuple[tuple[int, float], ...]  # (seed, loss)
+
+
+def close(a: float, b: float) -> bool:
+    """Two values of a hyperparameter that are meant to be the same."""
+    return math.isclose(a, b, rel_tol=1e-6)
+
+
+def value_points(points: Iterable[tuple[PlannedPoint, Outcome | None]]) -> tuple[ValuePoint, ...]:
+    """Average over seeds, by value."""
+    values: dict[float, list[tuple[PlannedPoint, Outcome | None]]] = {}
+    for point, outcome in points:
+        same = next((value for value in values if close(value, point.value)), point.value)
+        values.setdefault(same, []).append((point, outcome))
+    return tuple(_value_point(value, values[value]) for value in sorted(values))
+
+
+def _value_point(value: float, runs: list[tuple[PlannedPoint, Outcome | None]]) -> ValuePoint:
+    losses = sorted((p.seed, o.loss) for p, o in runs if o is not None and o.loss is not None)
+    return ValuePoint(
+        value=value,
+        loss=statistics.fmean(loss for _, loss in losses) if losses else None,
+        std=statistics.stdev(loss for _, loss in losses) if len(losses) > 1 else None,
+        seeds=len(losses),
+        diverged=any(o is not None and o.status == "diverged" for _, o in runs),
+        missing=sum(o is None or o.status == "failed" for _, o in runs),
+        losses=tuple(losses),
+    )
 
 
 @dataclass(frozen=True)
@@ -35,8 +67,7 @@ class Curve:
     transferred: float
     points: tuple[ValuePoint, ...]
     optimum: Optimum | None = None
-    noise: float | None = None  # standard deviation of one run around its seed's line, near the optimum
-    tilt: float | None = None  # standard deviation over seeds of that line's slope, per octave
+    noise: float | None = None  # standard deviation of one run, less its seed's level, near the optimum
     optimum_error: float | None = None  # octaves
     transferred_loss: float | None = None
     spread: float | None = None  # standard deviation over seeds at the transferred value
@@ -62,8 +93,7 @@ class Curve:
 
     @property
     def gaps(self) -> tuple[float, ...]:
-        """Values that lack a seed where it matters: the transferred one, the best, and those beside it. Means over
-        other seeds cannot be compared with theirs."""
+        """Values that lack a seed where it matters: the transferred one, the best, and those beside it."""
         values = [point.value for point in self.points]
         near = {values.index(point.value) for point in (self.at_transferred,) if point is not None}
         if self.optimum is not None:
@@ -72,81 +102,45 @@ class Curve:
         return tuple(p.value for i, p in enumerate(self.points) if i in near and p.missing and not p.diverged)
 
 
+def scan_noise(curves: Iterable[Sequence[ValuePoint]]) -> Noise | None:
+    """That of a scan's curves together; None of a single curve, and with a single seed."""
+    runs = [found for points in curves if (found := _runs(points)) is not None]
+    return pooled([noise for one in runs if (noise := noise_of(one)) is not None])
+
+
 def fit_curve(
     hyper: str, rules: str, target: str, transferred: float, points: Sequence[ValuePoint], scan: Noise | None = None
 ) -> Curve:
-    """The curve through the points. ``scan`` is the noise of the scan's curves: it steadies what this curve's own
-    seeds say, and stands in where they say nothing."""
-    known = [point for point in points if point.diverged or point.loss is not None]
-    values = [point.value for point in known]
-    losses = [None if point.diverged else point.loss for point in known]
-    here = next((point for point in known if close(point.value, transferred)), None)
-    at = here.value if here else transferred
-    bare = Curve(
+    """The curve through the points. ``scan`` is the noise of the scan's curves together."""
+    here = next((point for point in points if close(point.value, transferred)), None)
+    curve = Curve(
         hyper, rules, target, transferred, tuple(points),
         spread=here.std if here and not here.diverged else None,
         transferred_diverged=here.diverged if here else False,
     )  # fmt: skip
-    if all(loss is None for loss in losses):
-        return bare
-    noise = curve_noise(points, scan)
-    errors = None if noise is None else [noise.at(p.value) / math.sqrt(max(p.seeds, 1)) for p in known]
-    optimum, transferred_loss = optimum_of(values, losses, errors), loss_at(at, values, losses)
-    curve = dataclasses.replace(
-        bare, optimum=optimum, transferred_loss=transferred_loss, regret=_regret(optimum, transferred_loss)
-    )
-    if noise is None or errors is None:
+    runs = _runs(points)
+    if runs is None:
         return curve
-    tilt = math.sqrt(max(noise.slope, 0.0))
-    seeds = max(point.seeds for point in known)
-    # A value that scatters more than the others is unstable: that raises losses, and never lowers them.
-    floors = [min(y for _, y in p.losses) if p.losses and noise.wilder(p.value) else -math.inf for p in known]
-    tilts = tilt / math.sqrt(max(seeds, 1))
-    optimum_error, regret_error = _errors(curve, values, losses, errors, floors, tilts, at)
+    own = noise_of(runs)
+    noise = scan if own is None else own.beside(scan)
+    found = estimate(runs, transferred, noise)
+    there = here.loss if here else None if found.regret is None else found.optimum.loss + found.regret
     return dataclasses.replace(
-        curve, noise=math.sqrt(noise.run), tilt=tilt, optimum_error=optimum_error, regret_error=regret_error
+        curve,
+        optimum=found.optimum,
+        noise=None if noise is None else math.sqrt(noise.variance),
+        optimum_error=found.optimum_error,
+        transferred_loss=None if curve.transferred_diverged else there,
+        regret=found.regret,
+        regret_error=found.regret_error,
     )
 
 
-def _regret(optimum: Optimum, here: float | None) -> float | None:
-    return None if here is None else max(0.0, here - min(optimum.best_loss, optimum.loss))
-
-
-def _errors(
-    curve: Curve,
-    values: list[float],
-    losses: list[float | None],
-    errors: list[float],
-    floors: list[float],
-    tilt: float,
-    at: float,
-) -> tuple[float, float | None]:
-    """Standard errors of log2 of the optimum and of the regret. A minimum that no parabola was put through (a wall of
-    divergence, level points) is known to half a grid step at best, one beside a value that scatters to a quarter."""
-    state = random.Random(f"{curve.hyper} {curve.rules} {curve.target}")
-    middle, regret = curve.optimum, curve.regret
-    assert middle is not None
-    best = values.index(middle.best_value)
-    beside = errors[max(best - 1, 0) : best + 2]
-    blunt = 0.5 if middle.method == "grid" else 0.25 if max(beside) > 2 * min(beside) else 0.0
-    places = [math.log2(value / middle.best_value) for value in values]
-    doubled = [error * math.sqrt(2.0) for error in errors]  # a draw has the noise of the means and its own
-    found: list[Optimum] = []
-    changes: list[float] = []
-    for _ in range(_DRAWS):
-        slope = tilt * state.gauss(0.0, 1.0)
-        drawn = [
-            None if loss is None else max(floor, loss + slope * place + error * state.gauss(0.0, 1.0))
-            for loss, place, error, floor in zip(losses, places, errors, floors, strict=True)
-        ]
-        found.append(optimum_of(values, drawn, doubled))
-        again = _regret(found[-1], loss_at(at, values, drawn))
-        if regret is not None and again is not None:
-            changes.append(again - regret)
-    moves = _rms([optimum.log2 - middle.log2 for optimum in found])
-    off = max(blunt * middle.step, abs(middle.bias))
-    return math.hypot(moves, off), math.hypot(_rms(changes), middle.loss_bias) if changes else None
-
-
-def _rms(values: list[float]) -> float:
-    return math.sqrt(statistics.fmean(value * value for value in values))
+def _runs(points: Sequence[ValuePoint]) -> Runs | None:
+    """A table by seed and value, as the estimator takes it; None where no value has a loss."""
+    known = [point for point in points if point.diverged or point.loss is not None]
+    seeds = sorted({seed for point in known if not point.diverged for seed, _ in point.losses})
+    if not seeds:
+        return None
+    losses = [{} if point.diverged else dict(point.losses) for point in known]
+    return runs_of([point.value for point in known], [[found.get(seed) for found in losses] for seed in seeds])

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from complete_mue.lab.report.estimator import WINDOW
 from complete_mue.lab.report.labels import TASKS
 from complete_mue.lab.report.page import SCRIPT, STYLE
 from complete_mue.lab.report.pictures import Picture, pictures
@@ -164,11 +165,11 @@ def _cell(cell: Cell, prefix: str) -> str:
 
 def _notes() -> str:
     notes = {
-        "optimum": "minimum of a parabola in log2 through the best value and its neighbours (five points where they "
-        "fit one, else three). “≥” or “≤”: the best value is at the grid's edge, and the optimum may lie beyond.",
+        "optimum": f"minimum of a parabola in log2 by least squares, within {WINDOW} octaves of the best value. “≥” or "
+        "“≤”: the best value is at the grid's edge, and the optimum may lie beyond.",
         "drift": f"log2 of the layout's optimum minus log2 of the reference's. Goal: at most {DRIFT_GOAL} octaves.",
-        "regret": "the layout's loss at the transferred value minus its least: the best measured loss or the fitted "
-        f"minimum's, whichever is lower. Goal: at most {REGRET_GOAL}.",
+        "regret": "the layout's loss at the transferred value minus its least, both by the parabola. "
+        f"Goal: at most {REGRET_GOAL}.",
         "±": "one standard error from the seeds (for losses and speedups: the standard deviation over seeds).",
         "basin": "values whose loss is within 0.01 of the best; “…” where that reaches beyond the grid.",
         "transfer": "held: drift and regret within the goals, error bars no wider than these. flat: the regret is "

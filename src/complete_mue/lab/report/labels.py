@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from complete_mue.lab.records.schema import TASKS as TASKS
+from complete_mue.tabular import escaped
 
 LABELS = {
     "lr": "learning rate", "weight_decay": "weight decay", "init_std": "init std",
@@ -30,11 +31,6 @@ def short_count(n: float) -> str:
 def with_unit(what: str, unit: str) -> str:
     """``final loss (nats)``; a loss without a unit of its own goes without."""
     return f"{what} ({unit})" if unit == "nats" else what
-
-
-def escaped(text: str) -> str:
-    """Names as they are, where Markdown would read them as its own: on one line, without markup, HTML or links."""
-    return re.sub(r"([\\`*\[\]{}|])", r"\\\1", " ".join(text.split())).replace("<", "&lt;")
 
 
 def code(text: str) -> str:

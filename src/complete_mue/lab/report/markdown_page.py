@@ -23,7 +23,7 @@ from complete_mue.errors import FileError
 from complete_mue.lab.paper_figures import FIGURES
 from complete_mue.lab.records.pack import file_stem, portable
 from complete_mue.lab.report.across_sweeps import overview_lines, overview_table, tallies
-from complete_mue.lab.report.labels import TASKS, code, escaped, label, short_count, with_unit
+from complete_mue.lab.report.labels import TASKS, code, label, short_count, with_unit
 from complete_mue.lab.report.pictures import Picture, pictures
 from complete_mue.lab.report.plots import write_png
 from complete_mue.lab.report.summary import Scan, Summary
@@ -42,6 +42,7 @@ from complete_mue.lab.report.tables import (
 )  # fmt: skip
 from complete_mue.lab.report.verdict import DRIFT_GOAL, REGRET_GOAL
 from complete_mue.storage import inner_folder, remove_parts, whole
+from complete_mue.tabular import escaped
 
 END = "<!-- end -->"
 _FIRST_STEPS = "activated"  # the axis along which the paper shows the first steps

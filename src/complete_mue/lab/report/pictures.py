@@ -24,6 +24,32 @@ class Dot:
 
 
 @dataclass(frozen=True)
+class Look:
+    """A line's colour, as the page has it in light mode, and its marker: an SVG path, and matplotlib's letter."""
+
+    colour: str
+    path: str
+    letter: str
+
+
+LOOKS = (
+    Look("#1c2024", "M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0Z", "o"),
+    Look("#0072b2", "M-3.7,-3.7H3.7V3.7H-3.7Z", "s"),
+    Look("#d55e00", "M0,-4.8L4.6,3.5H-4.6Z", "^"),
+    Look("#009e73", "M0,-5L4.6,0L0,5L-4.6,0Z", "D"),
+    Look("#b3589a", "M0,4.8L4.6,-3.5H-4.6Z", "v"),
+    Look("#c98200", "M-1.5,-4.5H1.5V-1.5H4.5V1.5H1.5V4.5H-1.5V1.5H-4.5V-1.5H-1.5Z", "P"),
+    Look("#3a9fd6", "M0,-4.8L4.6,-1.5L2.8,4H-2.8L-4.6,-1.5Z", "p"),
+    Look("#882255", "M-4.8,0L3.5,-4.6V4.6Z", "<"),
+)
+
+
+def look_of(style: int) -> int:
+    """Which of the looks a style has: the first is the reference's alone, the others come round again."""
+    return 0 if style == 0 else 1 + (style - 1) % (len(LOOKS) - 1)
+
+
+@dataclass(frozen=True)
 class Drawn:
     """One line of a panel. ``style`` numbers its colour and marker (0: the reference); ``diverged`` dots go on top.
     Dots that are no line are not ``joined``."""

@@ -8,12 +8,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from complete_mue.errors import FileError
-from complete_mue.lab.report.pictures import Axis, Drawn, Panel, Picture
+from complete_mue.lab.report.pictures import LOOKS, Axis, Drawn, Panel, Picture, look_of
 from complete_mue.storage import whole
 
-# The page's colours and markers.
-_COLOURS = ("#1c2024", "#0072b2", "#d55e00", "#009e73", "#b3589a", "#c98200", "#3a9fd6", "#882255")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "p", "<")
 _DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1.2, 1.2)))  # where colours come round again
 
 
@@ -88,9 +85,9 @@ def _draw(axis: Any, picture: Picture, panel: Panel) -> None:
 
 
 def _line(axis: Any, picture: Picture, line: Drawn) -> None:
-    number = 0 if line.style == 0 else 1 + (line.style - 1) % (len(_COLOURS) - 1)
-    colour, mark = _COLOURS[number], _MARKERS[number]
-    dashes = _DASHES[max(line.style - 1, 0) // (len(_COLOURS) - 1) % len(_DASHES)] if line.joined else "none"
+    number = look_of(line.style)
+    colour, mark = LOOKS[number].colour, LOOKS[number].letter
+    dashes = _DASHES[max(line.style - 1, 0) // (len(LOOKS) - 1) % len(_DASHES)] if line.joined else "none"
     xs, ys = [dot.x for dot in line.dots], [dot.y for dot in line.dots]
     width = 2.2 if line.style == 0 else 1.6
     axis.plot(

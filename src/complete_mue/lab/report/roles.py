@@ -1,10 +1,5 @@
 """What a role probe says: how far each role's optimum lies from the plan's value, and what the plan's value costs.
 
-The estimator is plain. Losses are averaged over the seeds that every value has, and a parabola in log2 of the value is
-fitted by least squares to all values within two octaves of the best one. Its vertex is the optimum; its height at the
-plan's value, less that at the vertex, is the cost. Errors are a jackknife over seeds: everything again without each
-seed in turn, in the same window. What a seed adds to all values alike cancels.
-
 Where one role was scanned on layouts of several sparsities, the optimum is fitted as a power of N / a.
 """
 
@@ -17,12 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from complete_mue.lab.report.curves import Curve
-from complete_mue.lab.report.fit import parabola
 from complete_mue.lab.report.labels import label
-from complete_mue.lab.report.values import ValuePoint
 from complete_mue.lab.report.verdict import Line, judge
-
-_WINDOW = 2.0  # octaves on either side of the best value
 
 
 def is_role(hyper: str) -> bool:
@@ -31,65 +22,11 @@ def is_role(hyper: str) -> bool:
 
 
 def judged(curve: Curve, unit: str) -> Curve:
-    """The curve with drift and cost against the plan's own value."""
-    found = around_plan(curve.points, curve.transferred)
-    if found is not None and curve.optimum is not None and curve.optimum.open is None:
-        curve = dataclasses.replace(
-            curve,
-            optimum=dataclasses.replace(curve.optimum, value=curve.transferred * 2.0**found.octaves),
-            drift=found.octaves,
-            drift_error=found.octaves_error,
-            regret=found.cost,
-            regret_error=found.cost_error,
-        )
+    """The curve with its drift from the plan's own value, which is known exactly."""
+    if curve.optimum is not None and curve.optimum.open is None:
+        drift = math.log2(curve.optimum.value / curve.transferred)
+        curve = dataclasses.replace(curve, drift=drift, drift_error=curve.optimum_error)
     return dataclasses.replace(curve, **vars(judge(curve, unit, None)))
-
-
-@dataclass(frozen=True)
-class Found:
-    """An optimum in octaves from the plan's value, and what that value costs; errors are None with one seed."""
-
-    octaves: float
-    cost: float
-    octaves_error: float | None = None
-    cost_error: float | None = None
-
-
-def around_plan(points: Sequence[ValuePoint], plan: float) -> Found | None:
-    """The estimator above; None where no parabola with a minimum among the values can be drawn."""
-    finished = [point for point in points if point.losses and not point.diverged]
-    if not finished:
-        return None
-    seeds = sorted(set.intersection(*({seed for seed, _ in point.losses} for point in finished)))
-    places = [math.log2(point.value / plan) for point in finished]
-    table = [[dict(point.losses)[seed] for seed in seeds] for point in finished]
-    if not seeds:
-        return None
-    best = places[min(range(len(table)), key=lambda i: statistics.fmean(table[i]))]
-    near = [i for i, place in enumerate(places) if abs(place - best) <= _WINDOW]
-    xs, rows = [places[i] for i in near], [table[i] for i in near]
-    whole = _vertex(xs, rows, None)
-    if whole is None or len(seeds) == 1:
-        return whole
-    without = [_vertex(xs, rows, left_out) for left_out in range(len(seeds))]
-    if any(found is None for found in without):
-        return None
-    kept = [found for found in without if found is not None]
-    return dataclasses.replace(
-        whole,
-        octaves_error=_jackknife([found.octaves for found in kept]),
-        cost_error=_jackknife([found.cost for found in kept]),
-    )
-
-
-def _vertex(xs: Sequence[float], rows: Sequence[Sequence[float]], left_out: int | None) -> Found | None:
-    if len(xs) < 3:
-        return None
-    means = [statistics.fmean(loss for k, loss in enumerate(row) if k != left_out) for row in rows]
-    curvature, slope, _, _ = parabola(list(xs), means)
-    if curvature <= 0 or not min(xs) <= (at := -slope / (2 * curvature)) <= max(xs):
-        return None
-    return Found(at, curvature * at * at)
 
 
 def changes(curve: Curve) -> list[tuple[float, float, float | None]]:
@@ -104,12 +41,6 @@ def changes(curve: Curve) -> list[tuple[float, float, float | None]]:
             error = statistics.stdev(pairs) / math.sqrt(len(pairs)) if len(pairs) > 1 else None
             found.append((math.log2(point.value / curve.transferred), statistics.fmean(pairs), error))
     return found
-
-
-def _jackknife(values: Sequence[float]) -> float:
-    """The standard error from estimates that each leave one seed out."""
-    middle, n = statistics.fmean(values), len(values)
-    return math.sqrt((n - 1) / n * sum((value - middle) ** 2 for value in values))
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,10 @@ from typing import Any
 
 from complete_mue.lab.records import Outcome, PlannedPoint, PlannedTarget, StoredSweep, read_sweep
 from complete_mue.lab.records.schema import HYPERS
-from complete_mue.lab.report.curves import Curve, fit_curve
+from complete_mue.lab.report.curves import Curve, close, fit_curve, scan_noise, value_points
 from complete_mue.lab.report.labels import UNITS, label
 from complete_mue.lab.report.roles import Power, is_role, judged, power_of, role_lines
 from complete_mue.lab.report.speedup import Speedup, bin_middles, speedup_curves
-from complete_mue.lab.report.values import close, scan_noise, value_points
 from complete_mue.lab.report.verdict import Line, Sized, judge, scaling_lines, scan_lines
 
 
@@ -213,10 +212,10 @@ def scan_of(sweep: StoredSweep, hyper: str) -> Scan:
     rules = _rule_order(sweep)
     order = sorted(groups, key=lambda key: (key[1] != sweep.reference, rules.index(key[0]), places[key[1]]))
     found = {key: value_points(groups[key]) for key in order}
-    noise = scan_noise(found.values())
+    noise = {rules: scan_noise(points for key, points in found.items() if key[0] == rules) for rules, _ in order}
     curves = []
     for key in order:
-        fitted = fit_curve(hyper, *key, tuned, found[key], noise)
+        fitted = fit_curve(hyper, *key, tuned, found[key], noise[key[0]])
         curves.append(dataclasses.replace(fitted, runs=_named(point for point, _ in groups[key])))
     if is_role(hyper):
         return Scan(hyper, tuned, tuple(judged(curve, unit) for curve in curves))

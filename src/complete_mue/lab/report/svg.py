@@ -5,32 +5,21 @@ from __future__ import annotations
 import math
 from html import escape
 
-from complete_mue.lab.report.pictures import Axis, Dot, Drawn, Panel, Picture
+from complete_mue.lab.report.pictures import LOOKS, Axis, Dot, Drawn, Panel, Picture, look_of
 
-STYLES = 8  # colours and markers; more targets than that share them
 _WIDTH, _HEIGHT = 420, 310
 _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 10, 24, 46
-_MARKS = (
-    "M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0Z",  # circle
-    "M-3.7,-3.7H3.7V3.7H-3.7Z",  # square
-    "M0,-4.8L4.6,3.5H-4.6Z",  # triangle up
-    "M0,-5L4.6,0L0,5L-4.6,0Z",  # diamond
-    "M0,4.8L4.6,-3.5H-4.6Z",  # triangle down
-    "M-1.5,-4.5H1.5V-1.5H4.5V1.5H1.5V4.5H-1.5V1.5H-4.5V-1.5H-1.5Z",  # plus
-    "M0,-4.8L4.6,-1.5L2.8,4H-2.8L-4.6,-1.5Z",  # pentagon
-    "M-4.8,0L3.5,-4.6V4.6Z",  # triangle left
-)
 _FOCUS_DOTS = 12  # of a line without markers: enough to read it with the keyboard
 
 
 def style_class(style: int) -> str:
     """The CSS class of a line's colour."""
-    return f"s{0 if style == 0 else 1 + (style - 1) % (STYLES - 1)}"
+    return f"s{look_of(style)}"
 
 
 def marker(style: int) -> str:
     """A small SVG of a line's marker, for legends."""
-    shape = _MARKS[int(style_class(style)[1:])]
+    shape = LOOKS[look_of(style)].path
     return f'<svg class="key" viewBox="-6 -6 12 12" aria-hidden="true"><path class="mark" d="{shape}"/></svg>'
 
 
@@ -87,7 +76,7 @@ def _line(picture: Picture, panel: Panel, line: Drawn, clip: str) -> str:
     parts = [f'<g class="line {style_class(line.style)}" data-name="{escape(line.name)}">']
     if line.joined:
         parts.append(f'<polyline clip-path="url(#{clip})" points="{path}"/>')
-    mark = _MARKS[int(style_class(line.style)[1:])]
+    mark = LOOKS[look_of(line.style)].path
     shown = [(dot, place) for dot, place in zip(line.dots, places, strict=True) if dot.y <= picture.y.high]
     if not line.markers:
         every = max(1, math.ceil(len(shown) / _FOCUS_DOTS))
@@ -106,7 +95,7 @@ def _line(picture: Picture, panel: Panel, line: Drawn, clip: str) -> str:
         parts.append(_dot(dot, x, y, f'<path class="mark" d="{mark}"/>', "" if line.markers else " faint", first))
         first = False
     for dot in line.diverged:
-        x = _x(panel.x, dot.x) + (line.style % STYLES - 2) * 4
+        x = _x(panel.x, dot.x) + (line.style % len(LOOKS) - 2) * 4
         cross = '<path class="cross" d="M-4,-4L4,4M-4,4L4,-4"/>'
         parts.append(_dot(dot, x, _TOP + 7, cross, "", first))
         first = False

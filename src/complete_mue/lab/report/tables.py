@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from complete_mue.lab.report.curves import Curve
-from complete_mue.lab.report.labels import escaped, label, short_count, with_unit
+from complete_mue.lab.report.labels import label, short_count, with_unit
 from complete_mue.lab.report.summary import Scan, Summary, TransferredRun
+from complete_mue.tabular import escaped, markdown_table, terminal_table
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -235,7 +236,6 @@ def plain(cell: Cell) -> str:
 def rich_table(table: Table) -> RichTable:
     """For the terminal."""
     from rich import box
-    from rich.table import Table as RichTable
     from rich.text import Text
 
     colours = {
@@ -246,13 +246,11 @@ def rich_table(table: Table) -> RichTable:
         "unclear": "yellow",
         "unfinished": "yellow",
     }
-    drawn = RichTable(
-        title=table.title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False, padding=(0, 1, 0, 0)
-    )
     shown = [i for i in range(len(table.headings)) if i not in table.wide]
-    for i in shown:
-        heading = table.headings[i].replace(" (", "\n(")
-        drawn.add_column(heading, justify="left" if i in table.left else "right", no_wrap=i == 0)
+    headings = [heading.replace(" (", "\n(") for heading in table.headings]
+    style = {"box": box.SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0)}
+    drawn = terminal_table((headings[i] for i in shown), [headings[i] for i in table.left], table.title, **style)
+    drawn.columns[0].no_wrap = True
     previous = None
     for row in table.rows:
         rules = plain(row.cells[0])
@@ -268,10 +266,9 @@ def rich_table(table: Table) -> RichTable:
 
 def markdown(table: Table) -> str:
     """A Markdown table under its title."""
-    rule = ["---" if i in table.left else "---:" for i in range(len(table.headings))]
-    cells = [table.headings, rule, *([plain(cell) for cell in row.cells] for row in table.rows)]
-    lines = ["| " + " | ".join(escaped(text) for text in row) + " |" for row in cells]
-    return "\n".join([f"**{escaped(table.title)}**", "", *lines, ""])
+    rows = ([plain(cell) for cell in row.cells] for row in table.rows)
+    words = [table.headings[i] for i in table.left]
+    return f"**{escaped(table.title)}**\n\n{markdown_table(table.headings, words, rows)}"
 
 
 _COLUMNS: dict[str, Callable[[Curve], object]] = {

@@ -8,12 +8,13 @@ from pathlib import Path
 
 from complete_mue.errors import FileError
 from complete_mue.lab.report.html_page import report_dict, report_html
-from complete_mue.lab.report.labels import code, escaped
+from complete_mue.lab.report.labels import code
 from complete_mue.lab.report.pictures import pictures
 from complete_mue.lab.report.plots import can_plot, write_png
 from complete_mue.lab.report.summary import Summary
 from complete_mue.lab.report.tables import csv_text, markdown, tables
 from complete_mue.storage import remove_parts, whole, write_json
+from complete_mue.tabular import escaped
 
 
 def report_markdown(summaries: Sequence[Summary]) -> str:

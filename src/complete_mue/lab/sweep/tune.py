@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from complete_mue.errors import RunError
-from complete_mue.lab.records import read_sweep
+from complete_mue.lab.records import StoredSweep, read_sweep
 from complete_mue.lab.records.schema import HYPERS
-from complete_mue.lab.report.curves import Curve
-from complete_mue.lab.report.fit import Optimum
-from complete_mue.lab.report.summary import scan_of
+from complete_mue.lab.report.curves import Curve, fit_curve, value_points
+from complete_mue.lab.report.estimator import Optimum
 from complete_mue.lab.report.verdict import doubts
 from complete_mue.lab.sweep.figures import octaves
 from complete_mue.lab.sweep.grid import Scan, Sweep, Target
@@ -111,7 +110,7 @@ def _first(
 def _scan(sweep: Sweep, hyper: str, folder: Path, run: RunSweep) -> Tuned:
     for _ in range(_MOST_WIDENINGS + 1):
         run(sweep, folder)
-        curve = scan_of(read_sweep(folder), hyper).curves[0]  # the reference's, as the report has it
+        curve = _curve(read_sweep(folder), hyper)
         optimum = curve.optimum
         if optimum is None:
             raise RunError(_nothing(curve, folder))
@@ -125,6 +124,13 @@ def _scan(sweep: Sweep, hyper: str, folder: Path, run: RunSweep) -> Tuned:
         sweep = dataclasses.replace(sweep, scans=(Scan(hyper, values),))
     assert optimum is not None
     return Tuned(hyper, curve, optimum, folder, len(sweep.points()))
+
+
+def _curve(sweep: StoredSweep, hyper: str) -> Curve:
+    """The reference's, as the report has it."""
+    points = value_points((point, sweep.outcomes.get(point.id)) for point in sweep.plan.points)
+    first = sweep.plan.points[0]
+    return fit_curve(hyper, first.rules, first.target, sweep.tuned[hyper], points)
 
 
 def _nothing(curve: Curve, folder: Path) -> str:

@@ -165,7 +165,7 @@ class RunConfig:
             return 0.0
         if self.bias_rate is not None:
             return self.bias_rate
-        return min(max(1e-3, 6 / self.budget.steps), 1e-2) if self.router.score == "sigmoid" else 1e-3
+        return 1e-3 if self.router.score == "softmax" else min(max(1e-3, 6 / self.budget.steps), 1e-2)
 
     @property
     def rows(self) -> int:

@@ -20,6 +20,7 @@ from complete_mue.errors import FileError, RunError
 from complete_mue.lab.data.tokenizers import END_OF_TEXT, JsonTokenizer, Tokenizer
 from complete_mue.lab.models.lm import LanguageModel
 from complete_mue.lab.models.residual_layer import Layer
+from complete_mue.lab.nn.router_config import SHUFFLED
 from complete_mue.lab.train.config import TextTask
 from complete_mue.lab.train.sample import load_run, run_tokenizer
 
@@ -132,6 +133,8 @@ def _config(model: LanguageModel, tokenizer: Tokenizer, sequence: int, qk_norm: 
         groups = [[group.experts, group.active, group.expert_width] for group in spec.groups]
         blocks.append({"branch": sum(spec.branches), "groups": groups})
         routers.append(layer.feed_forward.router_config)
+    if routers[0].score == SHUFFLED:
+        raise RunError(f"router.score = {SHUFFLED!r} is a control for experiments and has no Hugging Face form")
     return {
         "architectures": ["CompleteMueForCausalLM"],
         "model_type": "complete_mue",

@@ -1,0 +1,34 @@
+"""Tables for people: on a terminal, by rich, and in Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def terminal_table(headings: Iterable[str], words: Container[str], title: str | None = None, **style: Any) -> Table:
+    """An empty table: columns headed by one of ``words`` stand to the left, the others hold numbers. ``style`` is for
+    rich; without one, only the headings are ruled off."""
+    from rich import box
+    from rich.table import Table
+
+    plain = {"box": box.SIMPLE_HEAD, "pad_edge": False}
+    table = Table(title=title, title_justify="left", **(style or plain))
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in words else "right")
+    return table
+
+
+def markdown_table(headings: Sequence[str], words: Container[str], rows: Iterable[Sequence[str]]) -> str:
+    """A whole table, a line per row."""
+    rule = ["---" if heading in words else "---:" for heading in headings]
+    return "".join(f"| {' | '.join(map(escaped, row))} |\n" for row in (headings, rule, *rows))
+
+
+def escaped(text: str) -> str:
+    """Names as they are, where Markdown would read them as its own: on one line, without markup, HTML or links."""
+    return re.sub(r"([\\`*\[\]{}|])", r"\\\1", " ".join(text.split())).replace("<", "&lt;")
