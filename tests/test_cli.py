@@ -171,6 +171,74 @@ def test_help_teaches(root: Path) -> None:
     assert run("--version", cwd=root).stdout.strip() == mue.__version__
 
 
+# What the words alone decide; none of it needs torch.
+REFUSED = (
+    ("train", "nope"),
+    ("train", "lm_tiny", "task.sequence=0"),
+    ("train", "lm_tiny", "shape.feed_forward=16e"),
+    ("train", "lm_tiny", "shape.feed_forward=16e4a"),
+    ("train", "lm_tiny", "budget.steps=2"),
+    ("train", "lm_tiny", "rules=nope"),
+    ("train", "lm_tiny", "--reference", "none.toml"),
+    ("train", "lm_tiny", "--resume", "--restart"),
+    ("train", "--resume"),
+    ("sample", "tests"),
+    ("export", "tests", "--hf", "unused"),
+    ("eval", "tests", "--held-out"),
+    ("eval", "tests", "--requests", "none"),
+    ("eval", "hf:tests", "--requests", "none"),
+    ("sweep", "nope"),
+    ("sweep", "activated", "--rules", "nope"),
+    ("sweep", "activated", "--scale", "nope"),
+    ("sweep", "activated", "--hyper", "nope"),
+    ("sweep", "activated", "--set", "nope=1"),
+    ("sweep", "activated", "--octaves", "3:1"),
+    ("tune", "nope"),
+    ("tune", "lm", "--scale", "nope"),
+    ("tune", "lm", "--hyper", "nope"),
+    ("check", "--layout", "8e"),
+    ("check", "--rules", "nope"),
+    ("cluster", "nope"),
+    ("cluster", "lm_large", "--gpus", "x"),
+    ("data", "show", "tests"),
+    ("data", "prepare", "none.txt", "--out", "unused"),
+)
+
+
+def test_what_the_words_decide_is_refused_before_torch_is_loaded(root: Path) -> None:
+    """In one process of its own, the others having loaded torch long ago."""
+    code = f"""
+import sys
+from complete_mue.cli import main
+for words in {REFUSED!r}:
+    sys.argv = ["mue", *words]
+    try:
+        main()
+    except SystemExit as left:
+        assert left.code == 2, (words, left.code)
+    assert "torch" not in sys.modules, words
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(done.stderr.splitlines()) == len(REFUSED)
+
+
+def test_a_bare_layout_means_the_same_to_every_command(root: Path, tmp_path: Path) -> None:
+    """Experts have no width of their own: neither guesses one. A dense block is as wide as the model."""
+    asked = run("layout", "16e4a", "--width", "64", cwd=root)
+    trained = run("train", "lm_tiny", "shape.feed_forward=16e4a", "--dry-run", cwd=tmp_path)
+    other = run("train", "lm_tiny:16e4a", "shape.feed_forward=32e4a", "--dry-run", cwd=tmp_path)
+    assert (asked.returncode, trained.returncode, other.returncode) == (2, 2, 2)
+    assert asked.stderr == trained.stderr
+    assert "16e4a@WIDTH" in asked.stderr
+    pytest.importorskip("torch")
+    from complete_mue.lab.recipes import configured
+
+    for words in (["shape.feed_forward=dense", "shape.width=32"], ["shape.width=32", "shape.feed_forward=dense"]):
+        assert configured("lm_tiny:16e4a", [*words, "shape.head_dim=8"]).shape.active_width == 32
+    assert configured("lm_tiny", ["shape.feed_forward=16e4a@16"]).shape == configured("lm_tiny:16e4a").shape
+
+
 def test_import_loads_no_torch() -> None:
     code = "import sys, complete_mue, complete_mue.cli; print([m for m in ('torch', 'numpy') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

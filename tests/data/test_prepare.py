@@ -216,8 +216,46 @@ def test_the_last_documents_are_held_out(tmp_path: Path, texts: list[str]) -> No
     assert read_back(out, "held_out") == texts[180:]
     assert manifest.documents("held_out") == 20
     assert len(manifest.splits["held_out"]) > 1
-    with pytest.raises(ShapeError, match="1 documents"):
-        quiet(tmp_path / "a.txt", tmp_path / "other", held_out=0.1)
+    (tmp_path / "b.txt").write_text(SEPARATOR.join(texts[:2]))
+    with pytest.raises(ShapeError, match="2 documents"):
+        quiet(tmp_path / "b.txt", tmp_path / "other", separator=SEPARATOR, held_out=0.9)
+
+
+@pytest.mark.parametrize("held_out", [0.02, 0.5, 0.9])
+def test_of_a_lone_document_the_end_is_held_out(tmp_path: Path, held_out: float) -> None:
+    """As the example of `mue data prepare --help` asks for: one text file, no separator."""
+    text = "".join(f"line {n} ünder {n * n}\n" for n in range(1000))
+    (tmp_path / "a.txt").write_text(text, encoding="utf-8")
+    manifest = quiet(tmp_path / "a.txt", tmp_path / "out", held_out=held_out)
+    (train,), (held,) = read_back(tmp_path / "out"), read_back(tmp_path / "out", "held_out")
+    assert train + held == text
+    assert held.startswith("line ")
+    assert len(held) / len(text) == pytest.approx(held_out, abs=0.002)
+    assert quiet(tmp_path / "a.txt", tmp_path / "out", held_out=held_out) == manifest
+
+
+def test_a_lone_document_goes_on_after_its_first_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    (tmp_path / "a.txt").write_text("first\nsecond\nthird\n")
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    quiet(tmp_path / "a.txt", whole, held_out=0.4)
+    monkeypatch.setattr(Manifest, "write", stop)
+    with pytest.raises(KeyboardInterrupt):
+        quiet(tmp_path / "a.txt", cut, held_out=0.4)
+    monkeypatch.undo()
+    (cut / "held_out-00000.bin").unlink()
+    quiet(tmp_path / "a.txt", cut, held_out=0.4)
+    for path in whole.glob("*.bin"):
+        assert (cut / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_lone_line_cannot_be_cut(tmp_path: Path) -> None:
+    for number, text in enumerate(("no line break", "one at the end\n", "\n")):
+        (tmp_path / f"{number}.txt").write_text(text)
+        with pytest.raises(ShapeError, match="line"):
+            quiet(tmp_path / f"{number}.txt", tmp_path / f"out{number}", held_out=0.1)
 
 
 # -- interruptions ----------------------------------------------------------------------------------------------------

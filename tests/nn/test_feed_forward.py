@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from complete_mue.errors import KernelError, ShapeError
-from complete_mue.lab.nn import FeedForward, RouterConfig, Routing
+from complete_mue.lab.nn.feed_forward import FeedForward
+from complete_mue.lab.nn.router import Routing
+from complete_mue.lab.nn.router_config import RouterConfig
 from complete_mue.layout import FeedForward as Spec
 from complete_mue.layout import Role, RoutedGroup
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from complete_mue.errors import MueError, ShapeError
 from complete_mue.lab.nn.router import (
     GroupRun,
-    RouterConfig,
     Routing,
     group_runs,
     route,
@@ -20,6 +19,7 @@ from complete_mue.lab.nn.router import (
     select,
     update_bias,
 )
+from complete_mue.lab.nn.router_config import RouterConfig
 from complete_mue.layout import FeedForward, RoutedGroup
 
 pytestmark = pytest.mark.draws

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import re
 
@@ -40,6 +41,10 @@ def test_it_fits_80_columns_and_breaks_no_word(lm_plan: mue.Plan, deep: mue.Plan
         words = set(re.split(r"[ ,():]+", str(plan)))
         assert {row.role.value for row in plan.rows} <= words
         assert all(str(kind) in str(plan) for kind in plan.shape.kinds if len(plan.shape.kinds) > 2)
+
+
+def test_a_plan_without_rows_is_printed_too(lm_plan: mue.Plan) -> None:
+    assert "128e8a4g1s" in str(dataclasses.replace(lm_plan, rows=()))
 
 
 def test_numbers_have_four_digits(lm_plan: mue.Plan) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,10 @@ def swept(rules: str) -> list[dict[str, float]]:
     for path in sorted(RESULTS.rglob("lm-*.jsonl")):
         with path.open(encoding="utf-8") as file:
             sweep = json.loads(file.readline())
-        scanned = {point["target"] for point in sweep["points"] if (point["rules"], point["hyper"]) == (rules, "lr")}
+        points = [point for point in sweep["points"] if (point["rules"], point["hyper"]) == (rules, "lr")]
+        values = {(point["target"], point["value"]) for point in points}
+        number = Counter(target for target, _ in values)
+        scanned = {target for target in number if number[target] >= 3}  # enough to see an optimum
         targets = {target["name"]: target for target in sweep["targets"]}
         for name in scanned & targets.keys() if "dense" in targets else ():
             target, dense = targets[name], targets["dense"]
@@ -41,13 +45,13 @@ def test_ranges_have_runs_at_their_ends(rules: str) -> None:
     for name in ("width", "depth", "batch", "steps", "experts", "sparsity"):
         reach = getattr(MEASURED[rules], name)
         values = [run["batch_tokens" if name == "batch" else name] for run in runs]
-        assert min(values) == pytest.approx(reach.low) or name == "experts", name
-        assert max(values) == pytest.approx(reach.high), name
+        assert any(value == pytest.approx(reach.low) for value in values) or name == "experts", name
+        assert any(value == pytest.approx(reach.high) for value in values), name
 
 
 def test_noise_moved_as_far_as_the_verdict_says() -> None:
     runs = swept("complete_mue")
     sigma0 = [(run["batch_tokens"] * run["steps"]) ** -0.5 for run in runs]
-    assert (min(sigma0), max(sigma0)) == pytest.approx(SIGMA0)
+    assert all(any(noise == pytest.approx(end) for noise in sigma0) for end in SIGMA0)
     expert = [noise * math.sqrt(run["sparsity"]) for noise, run in zip(sigma0, runs, strict=True)]
-    assert (min(expert), max(expert)) == pytest.approx(EXPERT_SIGMA0)
+    assert all(any(noise == pytest.approx(end) for noise in expert) for end in EXPERT_SIGMA0)

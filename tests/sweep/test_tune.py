@@ -17,11 +17,13 @@ pytest.importorskip("torch")
 from complete_mue.lab.records import Ledger, Outcome
 from complete_mue.lab.report.summary import summarize
 from complete_mue.lab.sweep.executor import Here
+from complete_mue.lab.sweep.figures import base_config
 from complete_mue.lab.sweep.grid import Sweep
 from complete_mue.lab.sweep.run import run
 from complete_mue.lab.sweep.tune import tune
 from complete_mue.layout.toml_files import read_reference
 from complete_mue.storage import write_json
+from in_process import mue as command
 from small_sweeps import base
 
 
@@ -79,3 +81,15 @@ def test_tune_says_how_well_the_optimum_is_known(tmp_path: Path) -> None:
     assert noisy.curve.optimum_error is not None
     assert noisy.curve.optimum_error > 0.5
     assert any("half an octave" in doubt or "OPEN" in doubt for doubt in noisy.doubts)
+
+
+def test_dry_run_says_what_would_train_and_trains_nothing(tmp_path: Path) -> None:
+    done = command("tune", "lm", "--hyper", "lr", "--hyper", "init_std", "--hyper", "lr", "--dry-run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.iterdir()) == []
+    start = base_config("lm", "tiny").reference.hyper
+    values = [
+        line.split(": ")[1].split(", ") for line in done.stdout.splitlines() if line.startswith(("  lr:", "  init"))
+    ]
+    assert [len(row) for row in values] == [7, 7, 5]  # the second look at lr is a narrower one
+    assert [float(row[len(row) // 2]) for row in values] == pytest.approx([start.lr, start.init_std, start.lr])

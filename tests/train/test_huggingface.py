@@ -14,7 +14,7 @@ import complete_mue as mue  # noqa: E402
 from complete_mue.errors import MueError  # noqa: E402
 from complete_mue.lab.data.tokenizers import ByteTokenizer  # noqa: E402
 from complete_mue.lab.models.lm import LanguageModel  # noqa: E402
-from complete_mue.lab.nn.router import RouterConfig  # noqa: E402
+from complete_mue.lab.nn.router_config import RouterConfig  # noqa: E402
 from complete_mue.lab.train.huggingface import export_huggingface, write_folder  # noqa: E402
 
 pytestmark = pytest.mark.draws

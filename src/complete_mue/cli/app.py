@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -37,3 +39,24 @@ def need_torch(command: str) -> None:
 
     if importlib.util.find_spec("torch") is None:
         raise MueError(f"{command} needs torch: install it with `pip install 'complete-mue[torch]'`")
+
+
+def need_run(folder: Path) -> None:
+    """Refuse what is no run's directory before torch is loaded."""
+    from complete_mue.lab.train.config import read_config
+
+    read_config(folder / "config.json")
+
+
+def print_text(text: str) -> None:
+    """Long lines wrap under their own indentation on a terminal, and stay whole in a pipe."""
+    if not sys.stdout.isatty():
+        print(text)
+        return
+    import shutil
+    import textwrap
+
+    columns = shutil.get_terminal_size().columns
+    for line in text.splitlines():
+        indent = " " * (len(line) - len(line.lstrip()))
+        print(textwrap.fill(line, columns, subsequent_indent=indent + "  ", break_long_words=False) if line else "")

@@ -11,7 +11,8 @@ import typer
 
 from complete_mue.cli.app import app, need_torch
 from complete_mue.errors import FileError
-from complete_mue.rules import CATALOG
+from complete_mue.layout import FeedForward
+from complete_mue.rules import CATALOG, Rules
 
 
 @app.command("check")
@@ -53,6 +54,9 @@ def check_command(
       mue check --model my_package.training:build --layout 8e2a   (a model without shared experts)
     """
     need_torch("mue check")
+    Rules(rules)  # what cannot be read is refused before torch is loaded
+    if layout is not None:
+        FeedForward.parse(layout, 1)
     from rich.console import Console
 
     from complete_mue.apply.check_report import tables, write

@@ -36,12 +36,13 @@ def cluster_command(
     need_torch("mue cluster")
     from complete_mue.lab.recipes import recipe as named
     from complete_mue.lab.train.config import override
+
+    config, numbers = override(named(recipe), *(overrides or [])), _numbers(gpus)
     from complete_mue.lab.train.estimate import Machine, estimate, meta_task
 
-    config = override(named(recipe), *(overrides or []))
     machine = Machine(gpu, mfu, node, link * 1e9, network * 1e9)
     task, rows, refused = meta_task(config), list[Any](), list[str]()
-    for number in _numbers(gpus):
+    for number in numbers:
         try:
             rows.append(estimate(config, number, machine, task))
         except MueError as problem:

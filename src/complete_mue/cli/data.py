@@ -26,7 +26,9 @@ def prepare_command(
     separator: Annotated[
         str | None, typer.Option("--separator", help=r"What divides a text file into documents, such as '\n\n\n'.")
     ] = None,
-    held_out: Annotated[float, typer.Option("--held-out", help="Last fraction of the documents, set apart.")] = 0.0,
+    held_out: Annotated[
+        float, typer.Option("--held-out", help="Last fraction of the documents, set apart; of a lone one, of its text.")
+    ] = 0.0,
     workers: Annotated[int, typer.Option("--workers", min=1, help="Threads that tokenize.")] = 2,
 ) -> None:
     """Tokenize text once into shards. Killed in the middle, the same command goes on.

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from complete_mue.cli.app import app, need_torch
+from complete_mue.cli.app import app, need_run, need_torch
 from complete_mue.errors import RunError
 from complete_mue.storage import refuse_links
 
@@ -129,17 +129,19 @@ def _ask(
 def _answer(
     run: Path, requests: Path, out: Path, device: str, precision: str, batch_tokens: int | None, progress: Any
 ) -> None:
+    if str(run).startswith(STOCK):
+        raise RunError(f"{run} with --requests: only our runs can answer without the harness; leave --requests out")
+    need_run(run)
     from complete_mue.lab.evals.requests import answer_requests
     from complete_mue.lab.evals.run import open_run
 
-    if str(run).startswith(STOCK):
-        raise RunError(f"{run} with --requests: only our runs can answer without the harness; leave --requests out")
     scorer, model = open_run(run, device=device, precision=precision, batch_tokens=batch_tokens)
     answer_requests(requests, out / "answers.jsonl.xz", scorer, model, progress)
     print(f"answers in {out / 'answers.jsonl.xz'}")
 
 
 def _held_out(run: Path, out: Path, device: str, precision: str, batch_tokens: int | None, progress: Any) -> Any:
+    need_run(run)
     from complete_mue.lab.evals.held_out import held_out_loss
     from complete_mue.lab.evals.run import open_run
     from complete_mue.lab.train.config import read_config
@@ -214,6 +216,7 @@ def export_command(
     Example:  mue export runs/moe --hf exported/moe
     """
     need_torch("mue export")
+    need_run(run)
     from complete_mue.lab.train.huggingface import export_huggingface
 
     print(f"wrote {export_huggingface(run, hf)}")

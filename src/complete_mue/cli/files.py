@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from complete_mue.cli.app import app, need_torch
+from complete_mue.cli.app import app, need_torch, print_text
 from complete_mue.errors import FileError
 from complete_mue.layout import Budget, FeedForward, ModelShape, read_target
 from complete_mue.layout.hf_config import READABLE, find_config, read_config, shape_of_config
@@ -85,7 +85,7 @@ def init_command(
         print(f"wrote {path}")
     target = paths.get("target.toml", found)
     if "target.toml" not in paths:
-        print("no target.toml: layers differ, which a TOML file cannot say; the config itself is the target")
+        print_text("no target.toml: layers differ, which a TOML file cannot say; the config itself is the target")
     print(f"next: put in what your tuning found, then\n  mue plan {paths['reference.toml']} {target}")
 
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from complete_mue.cli.app import app, need_torch
+from complete_mue.cli.app import app, need_torch, print_text
 from complete_mue.cli.report import show
 from complete_mue.cli.sweep_progress import shown
 from complete_mue.errors import RunError
 from complete_mue.lab.paper_figures import FIGURES
+from complete_mue.rules import Rules
 
 if TYPE_CHECKING:
     from complete_mue.lab.sweep.grid import Sweep
@@ -126,6 +127,8 @@ def sweep_command(
                mue sweep roles --target 16e2a --role expert_up --role expert_down
     """
     need_torch("mue sweep")
+    for name in rules or ():
+        Rules(name)
     from complete_mue import __version__
     from complete_mue.lab.records import Ledger
     from complete_mue.lab.sweep.request import SweepRequest, refuse_failures
@@ -139,10 +142,11 @@ def sweep_command(
         return
     asked = {**request.to_dict(), "version": __version__}
     if not _already_done(folder, asked, retry_failed):
+        sweep = request.sweep()  # what cannot be swept is refused before torch is loaded
         from complete_mue.lab.sweep.launch import Launch
 
         launch = Launch(executor, workers, address, replicas, known or (), trust_known)
-        points = _run(launch, request.sweep(), folder, request=asked, retry_failed=retry_failed)
+        points = _run(launch, sweep, folder, request=asked, retry_failed=retry_failed)
         if len(Ledger(folder).failures(points)) < len(points):
             _report(folder)
         refuse_failures(folder, points, "--retry-failed")
@@ -166,6 +170,7 @@ def tune_command(
     replicas: Replicas = None,
     known: Known = None,
     trust_known: Trust = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run; train nothing.")] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Folder. Default: runs/TASK-tune-SCALE.")] = None,
 ) -> None:
     """Tune the dense reference and write reference.toml: optimum, basin and evidence of lr, weight decay and init std.
@@ -179,17 +184,24 @@ def tune_command(
     need_torch("mue tune")
     from complete_mue.lab.records.schema import HYPERS
     from complete_mue.lab.sweep.figures import SEEDS, base_config
-    from complete_mue.lab.sweep.launch import Launch
-    from complete_mue.lab.sweep.tune import tune
+    from complete_mue.lab.sweep.tune import first_scans, tune
 
     base = base_config(task, scale, None, overrides or ())
     folder = out or Path("runs") / f"{task}-tune-{scale}"
+    options: dict[str, Any] = {
+        "scale": scale, "hypers": tuple(hyper or (*HYPERS, "lr")), "span": span or (3 if scale == "tiny" else 4),
+        "per_octave": per_octave, "seeds": range(seeds) if seeds else SEEDS[scale],
+    }  # fmt: skip
+    scans = first_scans(base, **options)  # what cannot be scanned is refused before torch is loaded
+    if dry_run:
+        for sweep in scans:
+            _describe(sweep)
+        print_text("A scan starts from what those before it found, and is widened where its best value is on an edge.")
+        return
+    from complete_mue.lab.sweep.launch import Launch
+
     launch = Launch(executor, workers, address, replicas, known or (), trust_known)
-    _, found = tune(
-        base, folder, partial(_run_whole, launch), scale=scale, hypers=tuple(hyper or (*HYPERS, "lr")),
-        span=span or (3 if scale == "tiny" else 4), per_octave=per_octave,
-        seeds=range(seeds) if seeds else SEEDS[scale],
-    )  # fmt: skip
+    _, found = tune(base, folder, partial(_run_whole, launch), **options)
     for tuned in found:
         print(tuned.says)
         for doubt in tuned.doubts:
@@ -276,16 +288,18 @@ def _describe(sweep: Sweep) -> None:
 
     points = sweep.points()
     tokens = sum(point.config.budget.tokens for point in points)
-    print(f"{sweep.title}: {len(points)} runs of {len(list(fusible(points)))} shapes, {tokens:,} tokens in all")
+    shapes = len(list(fusible(points)))
+    several = "s" if shapes > 1 else ""
+    print_text(f"{sweep.title}: {len(points)} runs of {shapes} shape{several}, {tokens:,} tokens in all")
     for target in sweep.targets:
         shape, budget = target.config.shape, target.config.budget
         number = sum(point.target == target.name for point in points)
-        print(
+        print_text(
             f"  {target.name}: {number} runs, {shape.parameters.active:,} active of {shape.parameters.total:,} "
             f"weights, {budget.steps:,} steps of {budget.batch_tokens:,} tokens"
         )
     for scan in sweep.scans:
-        print(f"  {scan.hyper}: {', '.join(f'{value:.4g}' for value in scan.values)}")
+        print_text(f"  {scan.hyper}: {', '.join(f'{value:.4g}' for value in scan.values)}")
 
 
 def _report(folder: Path) -> None:

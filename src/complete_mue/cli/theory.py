@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json as jsonlib
 import math
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from complete_mue.cli.app import app
+from complete_mue.cli.app import app, print_text
 from complete_mue.cli.files import target_of
 from complete_mue.errors import FileError, TransferError
 from complete_mue.export import EXPORTS
@@ -110,7 +109,7 @@ def plan_command(
     if export is not None:
         print(export_plan(plan, export), end="")
     elif explain or role is not None:
-        _print_text(plan.explain(role))
+        print_text(plan.explain(role))
     elif json or format is Format.json:
         print(jsonlib.dumps(plan.to_dict() | _load_dict(loaded), indent=2, ensure_ascii=False, allow_nan=False))
     elif format in (Format.markdown, Format.md):
@@ -120,7 +119,7 @@ def plan_command(
     else:
         _print_table(plan)
         if loaded:
-            _print_text(f"load: {loaded}")
+            print_text(f"load: {loaded}")
 
 
 def _load_dict(loaded: LoadSde | None) -> dict[str, object]:
@@ -154,20 +153,6 @@ def _print_table(plan: Plan) -> None:
         console.print(plan)
 
 
-def _print_text(text: str) -> None:
-    """Long lines wrap under their own indentation on a terminal, and stay whole in a pipe."""
-    if not sys.stdout.isatty():
-        print(text)
-        return
-    import shutil
-    import textwrap
-
-    columns = shutil.get_terminal_size().columns
-    for line in text.splitlines():
-        indent = " " * (len(line) - len(line.lstrip()))
-        print(textwrap.fill(line, columns, subsequent_indent=indent + "  ", break_long_words=False) if line else "")
-
-
 @app.command("layout")
 def layout_command(
     notation: Annotated[str, typer.Argument(metavar="LAYOUT", help="dense, 64e8a, 128e8a4g1s, dense@512+32e2a@256, …")],
@@ -185,9 +170,7 @@ def layout_command(
 
     Example:  mue layout 128e8a4g1s --width 1024 --expert-width 512 --depth 32
     """
-    if expert_width is None and notation.strip() == "dense":
-        expert_width = width
-    shape = ModelShape(width, depth, FeedForward.parse(notation, expert_width), dense_layers)
+    shape = ModelShape(width, depth, FeedForward.within(width, notation, expert_width), dense_layers)
     block, parameters = shape.main, shape.parameters
     facts = {
         "notation": str(block),

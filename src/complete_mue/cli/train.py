@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from complete_mue.cli.app import app, need_torch
+from complete_mue.cli.app import app, need_run, need_torch
 from complete_mue.errors import RunError
 
 
@@ -48,9 +48,6 @@ def train_command(
     need_torch("mue train")
     from complete_mue.lab.recipes import RECIPES, configured
     from complete_mue.lab.train.config import read_config
-    from complete_mue.lab.train.estimate import Machine, estimate
-    from complete_mue.lab.train.torchrun import train_on_ranks
-    from complete_mue.lab.train.trainer import pick_device
 
     if resume and restart:
         raise RunError("--resume goes on and --restart begins anew: give one of them")
@@ -61,6 +58,11 @@ def train_command(
         config = config.unpinned if restart else config
     else:
         raise RunError(f"no recipe: give one of {', '.join(RECIPES)}, or --resume --out DIR to go on with a run's own")
+    _ = config.plan  # what cannot be planned is refused before torch is loaded
+    from complete_mue.lab.train.estimate import Machine, estimate
+    from complete_mue.lab.train.torchrun import train_on_ranks
+    from complete_mue.lab.train.trainer import pick_device
+
     pick_device(config.device)
     first, ranks = os.environ.get("RANK", "0") == "0", int(os.environ.get("WORLD_SIZE", "1"))
     if dry_run:
@@ -168,6 +170,7 @@ def sample_command(
     Example:  mue sample runs/lm_tiny-dense --prompt "def main(" --count 200
     """
     need_torch("mue sample")
+    need_run(run)
     from complete_mue.lab.train.sample import draw_pictures, load_run, write_text
 
     config, model = load_run(run)

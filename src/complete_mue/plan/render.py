@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 WIDTH = 80
 _HEADINGS = ("role", "multiplier", "init std", "lr", "weight decay", "eps")
-_TIED = re.compile(r" (?=[×\d(])")
+_TIED = re.compile(r" (?=[×\d(])|(?<=×) ")
 # Roles that many models do not have, and whose settings are another's: not a row each, unless they differ.
 _AS = {Role.BIAS: Role.NORM, Role.MODULATION: Role.ATTENTION_IN}
 _CSV = (
@@ -113,7 +113,8 @@ def _shown(plan: PlanTable) -> tuple[list[Row], list[str]]:
 def _table(plan: PlanTable) -> tuple[list[str], list[list[str]], list[str]]:
     """Headings, cells, and notes: of multipliers, of columns with one value throughout, of rows left out."""
     rows, same = _shown(plan)
-    columns = dict(zip(_HEADINGS, zip(*(_cells(plan, row) for row in rows), strict=True), strict=True))
+    cells = [_cells(plan, row) for row in rows]
+    columns = {name: [row[n] for row in cells] for n, name in enumerate(_HEADINGS)}
     values = {name: {*column} - {"–"} for name, column in columns.items()}
     every = [f"{name} {next(iter(values[name]), '–')}" for name in _HEADINGS[1:] if len(values[name]) < 2]
     kept = {name: column for name, column in columns.items() if name == "role" or len(values[name]) > 1}
@@ -122,8 +123,8 @@ def _table(plan: PlanTable) -> tuple[list[str], list[list[str]], list[str]]:
         "every role": every,
         "where the model has them": same,
     }
-    cells = [list(row) for row in zip(*kept.values(), strict=True)]
-    return list(kept), cells, [f"{label}: {', '.join(texts)}" for label, texts in notes.items() if texts]
+    body = [list(row) for row in zip(*kept.values(), strict=True)]
+    return list(kept), body, [f"{label}: {', '.join(texts)}" for label, texts in notes.items() if texts]
 
 
 def to_rich(plan: PlanTable, width: int = WIDTH) -> Iterator[RenderableType]:

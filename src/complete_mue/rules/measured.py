@@ -22,7 +22,7 @@ class Range(NamedTuple):
 
     def outside(self, value: float) -> float:
         """By which factor a value lies outside; 1 within."""
-        return max(1.0, self.low / value, value / self.high)
+        return max(1.0, self.low / value, value / self.high) if value > 0 else math.inf
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,8 @@ def prepare(
     ``sources``: text files (also .gz, .xz, .bz2), .jsonl, .parquet, folders of them, ``hf:NAME:CONFIG:SPLIT``.
     ``tokenizer``: ``"bytes"``, a ``tokenizer.json``, or a hub name; ``end_of_text`` its token that ends documents.
     ``separator``: what stands between the documents of a text file; without it a file is one document.
-    ``held_out``: the fraction of documents, the last ones, that become the split ``held_out``.
+    ``held_out``: the fraction of documents, the last ones, that become the split ``held_out``; of a single document, as
+    a text file without a separator is, the last fraction of its text, from a line's beginning on.
 
     Killed or stopped, the same call goes on after the last finished shard; called again when all is done, it returns
     at once. Settings or sources that differ from those of the folder are an error.
@@ -142,6 +143,7 @@ class _Run:
         self.workers, self.meter = workers, meter
         self.info = TokenizerInfo.of(tokenizer)
         self.asked = _asked(self.info, settings, [reader.identity for reader in readers])
+        self.halved = False  # whether the one document there is gives both splits
         self.starts: dict[int, int] = {}  # source -> number of its first document
 
     def finish(self) -> Manifest:
@@ -196,6 +198,9 @@ class _Run:
             self.meter.start("counting")
             progress.total = sum(1 for _ in self._documents(0, 0))
             write_json(self.out / PROGRESS, progress.to_dict(self.asked))
+        if progress.total == 1:  # of one document, the end of its text
+            self.halved = True
+            return 1
         held: int = max(1, round(progress.total * self.settings["held_out"]))
         if held >= progress.total:
             raise ShapeError(
@@ -204,12 +209,24 @@ class _Run:
             )
         return progress.total - held
 
+    def _halves(self, documents: Iterator[bytes]) -> Iterator[bytes]:
+        """A lone document as two, cut behind the line that its held-out fraction begins in."""
+        for text in documents:
+            middle = int(len(text) * (1 - self.settings["held_out"]))
+            border = 1 + (text.find(b"\n", middle) if b"\n" in text[middle:-1] else text.rfind(b"\n", 0, middle))
+            if not 0 < border < len(text):
+                raise ShapeError(
+                    f"held_out = {self.settings['held_out']} of one document without line breaks: give more text"
+                )
+            yield text[:border]
+            yield text[border:]
+
     def _documents(self, source: int, skip: int) -> Iterator[bytes]:
         """Documents from the ``skip``-th of ``source`` on; notes where sources start and how far reading is."""
         passed = sum(reader.size for reader in self.readers[:source])
         for number in range(source, len(self.readers)):
             reader = self.readers[number]
-            documents = reader.documents()
+            documents = self._halves(reader.documents()) if self.halved else reader.documents()
             seen = skip if number == source else 0
             for _ in islice(documents, seen):
                 self.meter.at(passed + reader.position)

@@ -29,10 +29,11 @@ class Summary:
 def describe(folder: str | Path) -> Summary:
     """The summary of a folder that ``prepare`` or ``cache_features`` wrote; raises FileError for any other."""
     folder = Path(folder)
-    path = folder / MANIFEST
+    if not (folder / MANIFEST).is_file():
+        return Summary(_text(Manifest.read(folder)))  # which says what is missing
     from complete_mue.lab.data.features import FORMAT, FeatureManifest
 
-    if path.is_file() and read_json(path, "manifest").get("format") == FORMAT:
+    if read_json(folder / MANIFEST, "manifest").get("format") == FORMAT:
         facts = {"identity": picture_identity(str(folder)), **FeatureManifest.read(folder).facts()}
     else:
         facts = {"identity": text_identity(str(folder)), **_text(Manifest.read(folder))}

@@ -19,7 +19,8 @@ from complete_mue.lab.models.residual_layer import Layer, LayerRunner, build_lay
 from complete_mue.lab.nn.attention import KeyValues
 from complete_mue.lab.nn.linear import RmsNorm, linear
 from complete_mue.lab.nn.rope import text_rotary
-from complete_mue.lab.nn.router import DEFAULT_ROUTER, RouterConfig, Routing
+from complete_mue.lab.nn.router import Routing
+from complete_mue.lab.nn.router_config import DEFAULT_ROUTER, RouterConfig
 from complete_mue.layout import ModelShape, Role, TensorSpec
 from complete_mue.layout.numbers import count
 from complete_mue.plan.plan import Plan

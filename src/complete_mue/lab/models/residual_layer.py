@@ -14,7 +14,8 @@ from complete_mue.errors import ShapeError
 from complete_mue.lab.nn.attention import Attention, KeyValues
 from complete_mue.lab.nn.feed_forward import FeedForward
 from complete_mue.lab.nn.linear import RmsNorm
-from complete_mue.lab.nn.router import RouterConfig, Routing
+from complete_mue.lab.nn.router import Routing
+from complete_mue.lab.nn.router_config import RouterConfig
 from complete_mue.layout import FeedForward as FeedForwardSpec
 from complete_mue.layout import ModelShape, Role, TensorSpec
 from complete_mue.plan.plan import Plan

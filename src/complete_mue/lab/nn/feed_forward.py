@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from complete_mue.errors import ShapeError
 from complete_mue.lab.kernels import exchange
 from complete_mue.lab.kernels.dispatch import routed_experts
-from complete_mue.lab.nn.router import DEFAULT_ROUTER, RouterConfig, Routing, group_runs, route, update_bias
+from complete_mue.lab.nn.router import Routing, group_runs, route, update_bias
+from complete_mue.lab.nn.router_config import DEFAULT_ROUTER, RouterConfig
 from complete_mue.layout import FeedForward as FeedForwardSpec
 from complete_mue.layout import Role, TensorSpec
 from complete_mue.layout.numbers import count, real

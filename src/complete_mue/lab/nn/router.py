@@ -22,33 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from complete_mue.errors import ShapeError, nearest
 from complete_mue.lab.kernels.steps import top_experts
+from complete_mue.lab.nn.router_config import DEFAULT_ROUTER, SHUFFLED, RouterConfig
 from complete_mue.layout import RoutedGroup
-from complete_mue.layout.numbers import real
-
-SHUFFLED = "shuffled"
-SCORES = ("sigmoid", "softmax", SHUFFLED)
-
-
-@dataclass(frozen=True)
-class RouterConfig:
-    """How tokens are scored and how the load is kept even; every balancing means is off unless asked for."""
-
-    score: str = "sigmoid"
-    selection_bias: bool = False
-    balance_loss: float = 0.0
-    z_loss: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.score not in SCORES:
-            hint = nearest(str(self.score), SCORES)
-            raise ShapeError(f"score = {self.score!r}{hint}: give one of {', '.join(SCORES)}")
-        real("balance_loss", self.balance_loss, positive=False)
-        real("z_loss", self.z_loss, positive=False)
-
-
-DEFAULT_ROUTER = RouterConfig()
 
 
 @dataclass(frozen=True)

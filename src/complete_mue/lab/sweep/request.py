@@ -69,7 +69,6 @@ class SweepRequest:
     def sweep(self) -> Sweep:
         """All runs that answer it."""
         from complete_mue.lab.sweep.figures import base_config, figure
-        from complete_mue.lab.sweep.roles import role_sweep
         from complete_mue.lab.sweep.sweep_toml import read_sweep_file
         from complete_mue.layout.toml_files import read_reference
 
@@ -83,6 +82,8 @@ class SweepRequest:
             "span": self.span, "per_octave": self.per_octave, "hypers": self.hypers,
         }  # fmt: skip
         if self.figure == "roles":
+            from complete_mue.lab.sweep.roles import role_sweep
+
             return role_sweep(base, self.scale, self.targets or (), roles=self.roles, **options)
         return figure(self.figure, base, self.scale, **options)
 

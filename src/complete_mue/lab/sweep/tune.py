@@ -73,13 +73,11 @@ def tune(
     seeds: Sequence[int] = (0, 1),
 ) -> tuple[Reference, list[Tuned]]:
     """Scan ``hypers`` in turn around the base's values; ``run`` trains a sweep in a folder. Writes reference.toml."""
-    for hyper in hypers:
-        Hyper.parse(hyper)
+    first_scans(base, scale=scale, hypers=hypers, span=span, per_octave=per_octave, seeds=seeds)
     found: list[Tuned] = []
     for number, hyper in enumerate(hypers, start=1):
-        again = hyper in hypers[: number - 1]
-        place = folder / f"{number}-{hyper}"
-        tuned = _scan(base, hyper, place, run, scale, min(span, 2) if again else span, per_octave, seeds)
+        sweep = _first(base, hypers, number, scale, span, per_octave, seeds)
+        tuned = _scan(sweep, hyper, folder / f"{number}-{hyper}", run)
         found.append(tuned)
         value = float(f"{tuned.optimum.value:.{_DIGITS}g}")
         given = base.reference
@@ -89,17 +87,28 @@ def tune(
     return base.reference, found
 
 
-def _scan(
-    base: RunConfig, hyper: str, folder: Path, run: RunSweep, scale: str, span: int, per_octave: int,
-    seeds: Sequence[int],
-) -> Tuned:  # fmt: skip
-    centre = getattr(base.reference.hyper, hyper)
-    values = octaves(centre, span, per_octave)
+def first_scans(
+    base: RunConfig, *, scale: str, hypers: Sequence[str], span: int, per_octave: int, seeds: Sequence[int]
+) -> list[Sweep]:
+    """What ``tune`` would scan if every scan found the value it starts from."""
+    for hyper in hypers:
+        Hyper.parse(hyper)
+    return [_first(base, hypers, number, scale, span, per_octave, seeds) for number in range(1, len(hypers) + 1)]
+
+
+def _first(
+    base: RunConfig, hypers: Sequence[str], number: int, scale: str, span: int, per_octave: int, seeds: Sequence[int]
+) -> Sweep:
+    """The scan of that number, as it begins; a second look at a hyperparameter is a narrower one."""
+    hyper = hypers[number - 1]
+    span = min(span, 2) if hyper in hypers[: number - 1] else span
+    scan = Scan(hyper, octaves(Hyper.parse(hyper).of(base.reference), span, per_octave))
+    title, targets = f"Tuning {hyper} of the dense reference", (Target("dense", None, base),)
+    return Sweep(f"tune-{number}-{hyper}", title, hyper, scale, targets, (scan,), seeds=tuple(seeds))
+
+
+def _scan(sweep: Sweep, hyper: str, folder: Path, run: RunSweep) -> Tuned:
     for _ in range(_MOST_WIDENINGS + 1):
-        scan = Scan(hyper, values)
-        name = f"tune-{folder.name}"
-        title = f"Tuning {hyper} of the dense reference"
-        sweep = Sweep(name, title, hyper, scale, (Target("dense", None, base),), (scan,), seeds=tuple(seeds))
         run(sweep, folder)
         curve = _curve(read_sweep(folder), hyper)
         optimum = curve.optimum
@@ -107,10 +116,12 @@ def _scan(
             raise RunError(_nothing(curve, folder))
         if optimum.open is None:
             break
+        values = sweep.scans[0].values
         if optimum.open in ("low", "both"):
             values = (*(values[0] / 2**k for k in range(_WIDENED, 0, -1)), *values)
         if optimum.open in ("high", "both"):
             values = (*values, *(values[-1] * 2**k for k in range(1, _WIDENED + 1)))
+        sweep = dataclasses.replace(sweep, scans=(Scan(hyper, values),))
     assert optimum is not None
     return Tuned(hyper, curve, optimum, folder, len(sweep.points()))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from complete_mue.errors import FileError, RunError, nearest
-from complete_mue.lab.nn.router import RouterConfig
+from complete_mue.lab.nn.router_config import RouterConfig
 from complete_mue.lab.train.schedule import Schedule
 from complete_mue.layout import Budget, FeedForward, Hyper, ModelShape, Reference
 from complete_mue.layout.numbers import count, real
@@ -261,7 +261,10 @@ def _changed(value: Any, changes: dict[str, Any], prefix: str) -> Any:
         if name not in names:
             raise RunError(f"override {key!r}: no key {name!r}{nearest(name, names)}; keys here are {', '.join(names)}")
         current = getattr(value, name)
-        if not isinstance(change, dict):
+        if isinstance(value, ModelShape) and name == "feed_forward" and isinstance(change, str):
+            width = _parse(value.width, changes["width"], "shape.width") if "width" in changes else value.width
+            new[name] = FeedForward.within(width, change)
+        elif not isinstance(change, dict):
             new[name] = _parse(current, change, key)
         elif dataclasses.is_dataclass(current):
             new[name] = _changed(current, change, f"{key}.")
@@ -271,8 +274,6 @@ def _changed(value: Any, changes: dict[str, Any], prefix: str) -> Any:
 
 
 def _parse(current: Any, text: str, key: str) -> Any:
-    if isinstance(current, FeedForward):
-        return FeedForward.parse(text, current.expert_width)
     if dataclasses.is_dataclass(current):
         raise RunError(f"override {key!r}: give one of its keys, such as {key}.{dataclasses.fields(current)[0].name}")
     words = {"true": True, "false": False, "none": None}

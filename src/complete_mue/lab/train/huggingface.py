@@ -20,7 +20,7 @@ from complete_mue.errors import FileError, RunError
 from complete_mue.lab.data.tokenizers import END_OF_TEXT, JsonTokenizer, Tokenizer
 from complete_mue.lab.models.lm import LanguageModel
 from complete_mue.lab.models.residual_layer import Layer
-from complete_mue.lab.nn.router import SHUFFLED
+from complete_mue.lab.nn.router_config import SHUFFLED
 from complete_mue.lab.train.config import TextTask
 from complete_mue.lab.train.sample import load_run, run_tokenizer
 
