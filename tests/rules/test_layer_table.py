@@ -48,7 +48,7 @@ def target(layout: str = "128e8a4g1s") -> mue.ModelShape:
 
 @pytest.mark.parametrize("role", EXPECTED)
 def test_complete_mue(reference: mue.Reference, role: str) -> None:
-    row = mue.transfer(reference, target(), mue.Budget(2000, 4000)).row(role)
+    row = mue.transfer(reference, target(), mue.Budget(2000, 4000), rules="complete_mue").row(role)
     hyper = reference.hyper
     base = (1, 1, 1, hyper.init_std, hyper.lr, hyper.weight_decay, hyper.eps)
     got = (row.output, row.route_scale, row.residual, row.init_std, row.lr, row.weight_decay, row.eps)

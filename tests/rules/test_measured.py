@@ -17,16 +17,27 @@ RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
 def swept(rules: str) -> list[dict[str, float]]:
-    """What was swept over the learning rate by a rule set, as ratios to the dense model of its sweep."""
+    """What was swept over the learning rate by a rule set, as ratios to the dense model of its sweep. A dense target
+    is planned alike by both of our sets; by the sparse one the transferred value alone counts too."""
+    sparse = rules == "complete_mue_sparse"
     found = []
     for path in sorted(RESULTS.rglob("lm-*.jsonl")):
         with path.open(encoding="utf-8") as file:
             sweep = json.loads(file.readline())
-        points = [point for point in sweep["points"] if (point["rules"], point["hyper"]) == (rules, "lr")]
+        targets = {target["name"]: target for target in sweep["targets"]}
+        routed = {name for name in targets if name[0].isdigit()}
+        points = [
+            point
+            for point in sweep["points"]
+            if point["hyper"] == "lr"
+            and (
+                point["rules"] == rules
+                or (sparse and point["rules"] == "complete_mue" and point["target"] not in routed)
+            )
+        ]
         values = {(point["target"], point["value"]) for point in points}
         number = Counter(target for target, _ in values)
-        scanned = {target for target in number if number[target] >= 3}  # enough to see an optimum
-        targets = {target["name"]: target for target in sweep["targets"]}
+        scanned = {target for target in number if number[target] >= (1 if sparse else 3)}  # enough to see an optimum
         for name in scanned & targets.keys() if "dense" in targets else ():
             target, dense = targets[name], targets["dense"]
             layout = name.split(",")[0].split("@")[0]

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from complete_mue.errors import TransferError
 from complete_mue.lab.report.summary import summarize
 from complete_mue.layout import Budget, FeedForward, ModelShape, Reference, Role
 from complete_mue.layout.reference import Hyper
@@ -70,14 +69,12 @@ def test_identity_composition_inverse(first: str, second: str, width: int) -> No
     assert there.fold().unfold().isclose(there)
 
 
-def test_groups_of_different_sparsity_are_refused_by_the_set_that_scales_by_it() -> None:
-    mixed = shape("32e2a@16+16e2a@16")
-    with pytest.raises(TransferError, match=r"32e2a@16\+16e2a@16"):
-        transfer(DENSE, mixed, rules=SPARSE)
-    assert transfer(DENSE, mixed).row("expert_up").lr == DENSE.hyper.lr
-    assert transfer(DENSE, shape("32e2a@16+16e1a@32"), rules=SPARSE).row("expert_up").lr == pytest.approx(
-        DENSE.hyper.lr * 16 ** (-1 / 3)
-    )
+def test_a_block_with_groups_of_different_sparsity_is_planned_by_its_own() -> None:
+    """48 experts, 4 active: as with their widths, a block has one row per role, so its groups count together."""
+    mixed, alike = shape("32e2a@16+16e2a@16"), shape("32e2a@16+16e1a@32")
+    assert transfer(DENSE, mixed, rules=SPARSE).row("expert_up").lr == pytest.approx(DENSE.hyper.lr * 12 ** (-1 / 3))
+    assert transfer(DENSE, alike, rules=SPARSE).row("expert_up").lr == pytest.approx(DENSE.hyper.lr * 16 ** (-1 / 3))
+    assert transfer(DENSE, mixed, rules="complete_mue").row("expert_up").lr == DENSE.hyper.lr
 
 
 def test_the_exponent_is_that_of_its_records() -> None:

@@ -26,7 +26,7 @@ from complete_mue.layout import Reference, Role
 from complete_mue.layout.numbers import count
 from complete_mue.plan.plan import Plan
 from complete_mue.plan.transfer import transfer
-from complete_mue.rules.catalog import Rules
+from complete_mue.rules.catalog import DEFAULT_RULES, Rules
 
 TOLERANCE, STEPS, SEEDS = 0.3, 4, 3
 # What a dense reference has in the place of roles that it does not have.
@@ -115,7 +115,7 @@ def check(
     layout: str | None = None,
     reference: Reference | None = None,
     points: Iterable[Point] | None = None,
-    rules: Rules | str = "complete_mue",
+    rules: Rules | str = DEFAULT_RULES,
     steps: int = STEPS,
     seeds: int = SEEDS,
     tolerance: float = TOLERANCE,

@@ -12,7 +12,7 @@ import typer
 from complete_mue.cli.app import app, need_torch
 from complete_mue.errors import FileError
 from complete_mue.layout import FeedForward
-from complete_mue.rules import CATALOG, Rules
+from complete_mue.rules import CATALOG, DEFAULT_RULES, Rules
 
 
 @app.command("check")
@@ -31,7 +31,7 @@ def check_command(
         str | None,
         typer.Option("--layout", help="Layout along width, depth and batch, such as 8e2a. Default: 8e2a1s."),
     ] = None,
-    rules: Annotated[str, typer.Option("--rules", help=f"Which rule set: {', '.join(CATALOG)}.")] = "complete_mue",
+    rules: Annotated[str, typer.Option("--rules", help=f"Which rule set: {', '.join(CATALOG)}.")] = DEFAULT_RULES,
     steps: Annotated[int, typer.Option("--steps", min=1, help="AdamW steps to take at each point.")] = 4,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Draws and batches, for error bars on slopes.")] = 3,
     tolerance: Annotated[

@@ -17,7 +17,7 @@ from complete_mue.export import EXPORTS
 from complete_mue.export import export as export_plan
 from complete_mue.layout import FeedForward, ModelShape, read_reference
 from complete_mue.plan import Plan, transfer
-from complete_mue.rules import CATALOG, Rules
+from complete_mue.rules import CATALOG, DEFAULT_RULES, Rules
 from complete_mue.rules.sde import LoadSde
 
 
@@ -66,7 +66,7 @@ def plan_command(
     export: Annotated[
         str | None, typer.Option("--export", help=f"The plan as a config of another tool: {', '.join(EXPORTS)}.")
     ] = None,
-    rules: Annotated[str, typer.Option("--rules", help=f"Which rule set: {', '.join(CATALOG)}.")] = "complete_mue",
+    rules: Annotated[str, typer.Option("--rules", help=f"Which rule set: {', '.join(CATALOG)}.")] = DEFAULT_RULES,
     betas: Annotated[
         BetasChoice, typer.Option("--betas", help="Transfer AdamW's betas, or hold the reference's.")
     ] = BetasChoice.transfer,

@@ -47,7 +47,8 @@ def headline(plan: PlanTable) -> list[tuple[str, str]]:
         (
             "ratios",
             f"ρ_d={r.width:.4g}  ρ_L={r.depth:.4g}  ρ_H={r.active_width:.4g}  ρ_B={r.batch:.4g}  ρ_D={r.tokens:.4g}  "
-            f"s={r.schedule:.4g}",
+            + (f"ρ_S={r.sparsity:.4g}  " if plan.rules.scales_sparsity else "")
+            + f"s={r.schedule:.4g}",
         ),
         (
             "global",

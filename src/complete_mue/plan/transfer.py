@@ -14,7 +14,7 @@ from complete_mue.plan.plan import Plan
 from complete_mue.plan.row import Factors, Multiplier, Row
 from complete_mue.plan.table import OTHER_ROLES, Betas
 from complete_mue.rules.batch_duration import transfer_beta
-from complete_mue.rules.catalog import Rules
+from complete_mue.rules.catalog import DEFAULT_RULES, Rules
 from complete_mue.rules.layer_table import COLUMNS
 from complete_mue.rules.ratios import Ratios, symbols
 from complete_mue.rules.sde import sde_report
@@ -25,7 +25,7 @@ def transfer(
     shape: ModelShape,
     budget: Budget | None = None,
     *,
-    rules: Rules | str = "complete_mue",
+    rules: Rules | str = DEFAULT_RULES,
     betas: Betas = "transfer",
 ) -> Plan:
     """The target's hyperparameters from the reference's.
@@ -42,8 +42,6 @@ def transfer(
     rules, budget = Rules.named(rules), budget or reference.budget
     if betas not in ("transfer", "hold"):
         raise TransferError(f"betas={betas!r}: give 'transfer' or 'hold'")
-    if rules.scales_sparsity:
-        _check_sparsity(reference.shape, shape)
     ratios = Ratios.between(reference, shape, budget)
     hyper = _global(reference.hyper, ratios, rules, betas)
     kinds = {shape.label(kind): kind for kind in shape.kinds}
@@ -67,16 +65,6 @@ def transfer(
         absent=tuple(row(role, shape.label(shape.main)) for role in missing),
         sde=sde_report(reference, shape, budget, hyper),
     )
-
-
-def _check_sparsity(*shapes: ModelShape) -> None:
-    """A block has one row per role, so its groups need one sparsity."""
-    for kind in (kind for shape in shapes for kind in shape.kinds):
-        if len({group.experts / group.active for group in kind.groups}) > 1:
-            raise TransferError(
-                f"groups of {kind.with_widths} differ in experts per active one, and these rules scale by it: give all "
-                "groups of a block the same, or use rules='complete_mue'"
-            )
 
 
 def _global(hyper: Hyper, ratios: Ratios, rules: Rules, betas: Betas) -> Hyper:

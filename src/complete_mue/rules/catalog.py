@@ -125,6 +125,10 @@ CATALOG = Catalog(
 )
 
 
+# What every command and function takes where nothing is said: it wins or ties on every axis (docs/results/roles.md).
+DEFAULT_RULES = "complete_mue_sparse"
+
+
 def register_rules(name: str, lines: Mapping[str, str], *, like: str | None = None) -> Rules:
     """Add a rule set: role names -> ``output | route scale | residual | init std | lr | weight decay | eps``.
 
@@ -143,7 +147,7 @@ class Rules:
     paper's depth row. ``forward_factor`` is a measured F, as `mue check` prints it; r becomes a / sqrt(F).
     """
 
-    name: str = "complete_mue"
+    name: str = DEFAULT_RULES
     eps: Literal["groups", "fixed"] = "groups"
     weight_decay: Literal["groups", "fixed"] = "groups"
     forward_factor: float = 1.0

@@ -10,6 +10,7 @@ from complete_mue.layout.tensors import Role
 from complete_mue.plan.explain import explain
 from complete_mue.plan.plan import Plan
 from complete_mue.plan.transfer import transfer
+from complete_mue.rules import DEFAULT_RULES
 from complete_mue.web.fields import FieldError, Specs, read
 from complete_mue.web.picture import block_svg
 from complete_mue.web.snippet import python_of
@@ -25,7 +26,7 @@ def plan_answer(parameters: Mapping[str, str]) -> dict[str, Any]:
         specs.reference,
         specs.shape,
         specs.budget,
-        rules=parameters.get("rules") or "complete_mue",
+        rules=parameters.get("rules") or DEFAULT_RULES,
         betas=betas,  # type: ignore[arg-type]  # one of the two, as checked
     )
     folded = plan.fold()

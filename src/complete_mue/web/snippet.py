@@ -5,12 +5,13 @@ from __future__ import annotations
 from complete_mue.layout.notation import FeedForward
 from complete_mue.layout.shape import Budget, ModelShape
 from complete_mue.plan.plan import Plan
+from complete_mue.rules import DEFAULT_RULES
 
 
 def python_of(plan: Plan) -> str:
     """A script of a few lines; it prints the table."""
     h, options = plan.reference.hyper, ""
-    if plan.rules.name != "complete_mue":
+    if plan.rules.name != DEFAULT_RULES:
         options += f', rules="{plan.rules.name}"'
     if plan.betas != "transfer":
         options += f', betas="{plan.betas}"'

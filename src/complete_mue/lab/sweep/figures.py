@@ -15,10 +15,11 @@ from complete_mue.errors import RunError, nearest
 from complete_mue.lab.paper_figures import FIGURES, Model
 from complete_mue.lab.recipes import recipe
 from complete_mue.lab.records.schema import TASKS, Place
-from complete_mue.lab.sweep.grid import OWN_RULES, Scan, Sweep, Target
+from complete_mue.lab.sweep.grid import Scan, Sweep, Target
 from complete_mue.lab.sweep.hypers import Hyper
 from complete_mue.lab.train.config import RunConfig, override
 from complete_mue.layout import FeedForward, Reference
+from complete_mue.rules import DEFAULT_RULES
 
 SCALES = ("tiny", "small", "paper")
 _TINY = ("budget.steps=300",)
@@ -78,7 +79,7 @@ def figure(
     base: RunConfig,
     scale: str,
     *,
-    rules: Sequence[str] = (OWN_RULES,),
+    rules: Sequence[str] = (DEFAULT_RULES,),
     seeds: Sequence[int] | None = None,
     span: Span | None = None,
     per_octave: int = 1,

@@ -20,8 +20,9 @@ from complete_mue.lab.train.config import RunConfig, TextTask
 from complete_mue.lab.train.data_digest import identity, pinned
 from complete_mue.layout import Role
 from complete_mue.layout.tensors import FEED_FORWARD_ROLES, block_roles
+from complete_mue.rules import DEFAULT_RULES
 
-OWN_RULES = "complete_mue"
+REFERENCE_RULES = "complete_mue"  # in the records of the reference, which is the same under every rule set
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class SweepPoint:
     def label(self) -> str:
         """``16e4a, lr 0.008, sp``."""
         name, value = self.hypers[0]
-        return f"{self.target}, {name} {value:g}" + ("" if self.rules == OWN_RULES else f", {self.rules}")
+        return f"{self.target}, {name} {value:g}" + ("" if self.rules == REFERENCE_RULES else f", {self.rules}")
 
     @property
     def planned(self) -> Iterator[PlannedPoint]:
@@ -100,7 +101,7 @@ class Sweep:
     scale: str
     targets: tuple[Target, ...]
     scans: tuple[Scan, ...]
-    rules: tuple[str, ...] = (OWN_RULES,)
+    rules: tuple[str, ...] = (DEFAULT_RULES,)
     seeds: tuple[int, ...] = (0,)
 
     def __post_init__(self) -> None:
@@ -131,7 +132,7 @@ class Sweep:
         for scan in self.scans:
             roles = Hyper.parse(scan.hyper).roles
             for target in [target for target in self.targets if target.scanned and target.has(roles)]:
-                for rules in (OWN_RULES,) if target is self.reference else self.rules:
+                for rules in (REFERENCE_RULES,) if target is self.reference else self.rules:
                     for value in scan.values:
                         for seed in self.seeds:
                             self._add(found, scan.hyper, value, target, rules, seed)

@@ -6,7 +6,7 @@ import dataclasses
 
 from complete_mue.lab.recipes import recipe
 from complete_mue.lab.sweep.figures import octaves
-from complete_mue.lab.sweep.grid import OWN_RULES, Scan, Sweep, Target
+from complete_mue.lab.sweep.grid import REFERENCE_RULES, Scan, Sweep, Target
 from complete_mue.lab.train.config import RunConfig, override
 from complete_mue.layout import FeedForward, Reference
 
@@ -36,7 +36,7 @@ def sweep_of(reference: Reference) -> Sweep:
     scans = (Scan("lr", octaves(reference.hyper.lr, _AROUND)),)
     return Sweep(
         "quickstart", "One dense calibration, every layout", "layout", "quickstart", tuple(targets), scans,
-        (OWN_RULES, "sp"),
+        (REFERENCE_RULES, "sp"),
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from complete_mue.errors import FileError, RunError
 from complete_mue.lab.records import Ledger
+from complete_mue.rules import DEFAULT_RULES
 
 if TYPE_CHECKING:
     from complete_mue.lab.sweep.grid import Sweep
@@ -78,7 +79,7 @@ class SweepRequest:
             return read_sweep_file(path, seeds=self.seeds, rules=self.rules, overrides=overrides, reference=tuned)
         base = base_config(self.task, self.scale, tuned, overrides)
         options: dict[str, Any] = {
-            "rules": self.rules or ("complete_mue",), "seeds": range(self.seeds) if self.seeds else None,
+            "rules": self.rules or (DEFAULT_RULES,), "seeds": range(self.seeds) if self.seeds else None,
             "span": self.span, "per_octave": self.per_octave, "hypers": self.hypers,
         }  # fmt: skip
         if self.figure == "roles":

@@ -13,12 +13,13 @@ import torch
 
 from complete_mue.errors import RunError, nearest
 from complete_mue.lab.sweep.figures import SEEDS, Span, octaves
-from complete_mue.lab.sweep.grid import OWN_RULES, Scan, Sweep, Target
+from complete_mue.lab.sweep.grid import Scan, Sweep, Target
 from complete_mue.lab.sweep.hypers import Hyper
 from complete_mue.lab.train.config import RunConfig, override
 from complete_mue.lab.train.task import build
 from complete_mue.layout import FeedForward, Role
 from complete_mue.layout.tensors import VECTOR_ROLES
+from complete_mue.rules import DEFAULT_RULES
 
 _TOGETHER = f"{Role.NORM}+{Role.FINAL_NORM}"
 
@@ -30,7 +31,7 @@ def role_sweep(
     *,
     roles: Sequence[str] | None = None,
     hypers: Sequence[str] | None = None,
-    rules: Sequence[str] = (OWN_RULES,),
+    rules: Sequence[str] = (DEFAULT_RULES,),
     seeds: Sequence[int] | None = None,
     span: Span | None = None,
     per_octave: int = 1,

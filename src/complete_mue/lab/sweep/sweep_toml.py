@@ -24,9 +24,10 @@ from typing import Any
 from complete_mue.errors import FileError, MueError, nearest
 from complete_mue.lab.recipes import recipe
 from complete_mue.lab.sweep.figures import from_reference
-from complete_mue.lab.sweep.grid import OWN_RULES, Scan, Sweep, Target
+from complete_mue.lab.sweep.grid import Scan, Sweep, Target
 from complete_mue.lab.train.config import override
 from complete_mue.layout import Reference
+from complete_mue.rules import DEFAULT_RULES
 
 _KEYS = {
     "name": str, "title": str, "axis": str, "recipe": str, "overrides": list, "rules": list, "seeds": int,
@@ -54,7 +55,7 @@ def read_sweep_file(
         scans = tuple(Scan(hyper, tuple(map(float, values))) for hyper, values in data["scan"].items())
         return Sweep(
             name, data.get("title", name), data.get("axis", "target"), "custom", tuple(targets), scans,
-            tuple(rules or _texts(data.get("rules", [OWN_RULES]), "rules")),
+            tuple(rules or _texts(data.get("rules", [DEFAULT_RULES]), "rules")),
             tuple(range(seeds or data.get("seeds", 1))),
         )  # fmt: skip
     except MueError as problem:

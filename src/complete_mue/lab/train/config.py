@@ -18,6 +18,7 @@ from complete_mue.layout.numbers import count, real
 from complete_mue.layout.reference import tuned_from
 from complete_mue.plan.plan import Plan
 from complete_mue.plan.transfer import transfer
+from complete_mue.rules import DEFAULT_RULES
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class RunConfig:
     reference: Reference
     shape: ModelShape
     budget: Budget
-    rules: str = "complete_mue"
+    rules: str = DEFAULT_RULES
     betas: Literal["transfer", "hold"] = "transfer"
     warmup: float = 0.04
     clip: float | None = 1.0
