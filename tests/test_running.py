@@ -38,7 +38,7 @@ def test_right_by_luck():
 
 @pytest.fixture
 def drawing(pytester: pytest.Pytester, root: Path) -> pytest.Pytester:
-    pytester.makeini("[pytest]\nmarkers = numeric: once")
+    pytester.makeini("[pytest]\nmarkers =\n numeric: once\n gpu: there")
     pytester.makeconftest((root / "tests" / "conftest.py").read_text(encoding="utf-8"))
     pytester.makepyfile(DRAWS)
     return pytester
@@ -55,6 +55,15 @@ def test_without_seeds_there_is_one_draw(drawing: pytest.Pytester) -> None:
     drawing.runpytest("-p", "no:cacheprovider").assert_outcomes(passed=3)
     torch.manual_seed(0)
     assert (drawing.path / "drawn").read_text().split("\n") == [str(torch.randn(3).tolist()), ""]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_what_needs_a_gpu_runs_where_there_is_one(
+    drawing: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    drawing.makepyfile("import pytest\n@pytest.mark.gpu\ndef test_there(): pass\ndef test_anywhere(): pass")
+    drawing.runpytest("-p", "no:cacheprovider").assert_outcomes(passed=1 + there, skipped=1 - there)
 
 
 def test_what_did_not_run_is_counted_and_says_what_would_run_it() -> None:

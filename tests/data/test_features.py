@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -223,23 +222,14 @@ def test_a_real_text_encoder(tmp_path: Path, bpe: Path) -> None:
 
 
 def test_a_shard_cut_under_a_reader_is_an_error(tmp_path: Path) -> None:
+    """Were it mapped into memory, SIGBUS would end this process."""
     cached(tmp_path / "out", store="float32")
-    code = f"""
-import os
-from complete_mue.lab.data import FeatureData
-from complete_mue.errors import FileError
-data = FeatureData({str(tmp_path / "out")!r}, rows=50)
-data.batch(0)
-for number in range(4):
-    os.truncate({str(tmp_path / "out")!r} + f"/features-{{number:05d}}.safetensors", 700)
-try:
+    data = FeatureData(tmp_path / "out", rows=50)
     data.batch(0)
-except FileError as problem:
-    print(problem)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, (done.returncode, done.stderr)  # not -SIGBUS
-    assert "ends before byte" in done.stdout
+    for shard in (tmp_path / "out").glob("features-*.safetensors"):
+        os.truncate(shard, 700)
+    with pytest.raises(FileError, match="ends before byte"):
+        data.batch(0)
 
 
 def test_nan_in_the_data_is_named(tmp_path: Path) -> None:
