@@ -142,6 +142,7 @@ def commands(given: argparse.Namespace) -> list[list[str]]:
     found = []
     for name in given.only.split(","):
         for options in SETS[name]():
+            options = options if "--rules" in options else [*options, "--rules", "complete_mue"]
             parts = [name, *(part for part in ("dit", options[0]) if part in options and part != "roles")]
             own = ["--reference", str(DIFFUSION)] if "dit" in options else text
             found.append(["sweep", *options, *own, *common, "--out", str(given.runs / "-".join(parts))])

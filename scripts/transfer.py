@@ -8,9 +8,9 @@
     python scripts/transfer.py DATA --known docs/results/transfer   # go on from packed records, of the same data
 
 First the dense reference is tuned (RUNS/TASK-tune/reference.toml). Then every figure is swept over the learning rate by
-our rules; then, into the same folders, by the other rule sets and over weight decay and init std. What a figure has
-finished, such as the dense reference's runs, the next ones take over. Everything resumes: a second start goes on where
-this one was stopped. ``--jobs 2`` keeps two sweeps going, so that one trains while the other compiles.
+the paper's rules; then, into the same folders, by the other rule sets and over weight decay and init std. What a figure
+has finished, such as the dense reference's runs, the next ones take over. Everything resumes: a second start goes on
+where this one was stopped. ``--jobs 2`` keeps two sweeps going, so that one trains while the other compiles.
 
 At the end:
 
@@ -38,6 +38,7 @@ AXES = {
 }
 COMPARED = ("activated", "ffn_width", "width")  # also by the other rule sets
 LR = ("--hyper", "lr")
+PAPER = "complete_mue"  # the paper's rules; ours beyond it are on the page of roles
 TWO = ("--seeds", "2")  # where runs are dear or many; else the scale's three
 DEAR = ("width", "large_batch")
 # Their optima may lie far from the transferred value: a wider scan.
@@ -91,6 +92,7 @@ class Evidence:
         """A sweep's command; points that other figures have finished by now are taken from there."""
         folders = {axis: self.runs / f"{self.task}-{axis}" for axis in AXES[self.task]}
         others = [folder for axis, folder in folders.items() if axis != figure and (folder / "sweep.json").is_file()]
+        options = options if "--rules" in options else ("--rules", PAPER, *options)
         return [
             "sweep", figure, "--task", self.task, "--scale", self.scale, "--reference", str(self.reference),
             *self._settings(), *options, *_taken((*self.known, *others), self.trusted), "--out", str(folders[figure]),
