@@ -90,7 +90,7 @@ def drawn() -> Iterator[str]:
     for _, color, shape, name in RULES.values():
         yield f'<path fill="{color}" d="{shape}" transform="translate({x} 79)"/>'
         yield f'<text x="{x + 13}" y="84">{name}</text>'
-        x += 150
+        x += 70 + 6 * len(name)
     yield f'<path class="ours" d="M{x - 6} 79h18"/><text x="{x + 19}" y="84">ours</text>'
     for tick in range(6):
         at = y(tick / 100)
