@@ -60,6 +60,13 @@ def test_links_and_pictures_are_there(site: Path) -> None:
     assert (site / "examples/plan_a_moe.py").read_bytes() == (ROOT / "examples/plan_a_moe.py").read_bytes()
 
 
+def test_folded_parts_are_rendered(site: Path) -> None:
+    text = (site / "results/transfer.html").read_text(encoding="utf-8")
+    folded = re.findall(r"<details>(.*?)</details>", text, flags=re.DOTALL)
+    assert len(folded) > 20
+    assert all("<table>" in part and "<img" in part and "|---" not in part for part in folded)
+
+
 def words(page: Path) -> tuple[str, list[str]]:
     """A page's own text without code, and what it emphasizes."""
     article = page.read_text(encoding="utf-8").partition("<article")[2].partition("</article>")[0]

@@ -50,6 +50,12 @@ def test_the_page_has_everything(runs: Path, tmp_path: Path, monkeypatch: pytest
         "# Transfer", "## In short", "## Axis by axis", "## Language model", "### Activated experts", "### Width",
         "### Scaling", "## Diffusion transformer", "### Activated experts",
     ]  # fmt: skip
+    sections = re.split(r"^### ", text, flags=re.MULTILINE)[1:]
+    for section in sections:  # the words stay, pictures and tables fold
+        words, folded = section.partition("<details")[::2]
+        assert "\n- " in words
+        assert "|" not in words.partition("\n- ")[2]
+        assert "| --- |" in folded.partition("</details>")[0]
     links = re.findall(r"\]\(([^)]+)\)", text)
     assert all((page.parent / link).is_file() for link in links)
     pictures = {link for link in links if link.endswith(".png")}

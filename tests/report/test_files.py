@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from complete_mue.cli import app
 from complete_mue.errors import FileError
-from complete_mue.lab.report import html_page, summarize
+from complete_mue.lab.report import html_page, plots, summarize
 from complete_mue.lab.report.html_page import report_html
 from complete_mue.lab.report.pictures import LOOKS, Axis, pictures
 from complete_mue.lab.report.tables import csv_text, markdown, plain, tables
@@ -145,6 +145,16 @@ def test_pictures_hold_what_was_measured(sweep_folder: Write) -> None:
     assert [dot.x for dot in panels[0].lines[1].diverged] == [0.064]
     assert len(panels[0].lines[1].dots) == 6
     assert len({line.style for line in panels[0].lines}) == len(panels[0].lines)
+
+
+def test_a_picture_stands_alone(sweep_folder: Write) -> None:
+    """It names axis, model and scale, and its legend every sign in it."""
+    folder = sweep_folder(title="Costs $x", diverged=lambda t, r, v: t == "8e2a" and v > 0.06)
+    found = {picture.key: picture for picture in pictures(summarize(folder))}
+    assert all(re.match(r"Costs \$x, language model, scale \w+", picture.where) for picture in found.values())
+    assert set(plots._signs(found["lr"])) == {"transferred value", "fitted minimum", "diverged"}
+    assert not plots._signs(found["speedup"])
+    assert plots.write_png(found["lr"], folder / "lr.png").stat().st_size > 1000
 
 
 def test_axis_places() -> None:

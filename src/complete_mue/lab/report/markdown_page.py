@@ -185,6 +185,7 @@ def _section(chapter: Chapter, page: Path) -> list[str]:
 
     parts = [f"### {escaped(summary.title)}", "", escaped(_facts(summary)), ""]
     parts += [*(f"- {_SIGNS[line.kind]} {escaped(line.text)}" for line in summary.verdict), ""]
+    parts += ['<details markdown="1">', "<summary>Pictures, table, command</summary>", ""]
     if summary.probe:
         parts += [*image("roles"), markdown(role_table(summary))]
     for number, scan in enumerate(() if summary.probe else summary.scans):
@@ -193,7 +194,7 @@ def _section(chapter: Chapter, page: Path) -> list[str]:
         parts += [*image("scaling"), *_speedup_words(summary), *image("speedup"), markdown(runs_table(summary))]
     if "first-steps" in drawn:
         parts += [*image("first-steps"), *_first_steps_words(summary)]
-    return [*parts, _origin(chapter, page), ""]
+    return [*parts, _origin(chapter, page), "", "</details>", ""]
 
 
 def axis_table(summary: Summary, scan: Scan, path: str) -> Table:

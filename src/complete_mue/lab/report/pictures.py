@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from complete_mue.lab.report.curves import Curve
-from complete_mue.lab.report.labels import label, short_count, with_unit
+from complete_mue.lab.report.labels import TASKS, label, short_count, with_unit
 from complete_mue.lab.report.roles import changes, condition
 from complete_mue.lab.report.summary import Scan, Summary, TransferredRun
 
@@ -99,16 +99,18 @@ class Picture:
     y: Axis
     panels: tuple[Panel, ...]
     level: float | None = None
+    where: str = ""  # axis, model and scale, for a file that stands alone
 
 
 def pictures(summary: Summary) -> tuple[Picture, ...]:
     """Every picture that the sweep's records allow."""
-    if summary.probe:
-        return tuple(picture for picture in (_power_picture(summary), _roles_picture(summary)) if picture is not None)
-    drawn = [_scan_picture(summary, scan) for scan in summary.scans]
-    drawn += [_scaling_picture(summary)] if summary.scaling else []
-    drawn += [_speedup_picture(summary), _first_steps_picture(summary)]
-    return tuple(picture for picture in drawn if picture is not None)
+    drawn = [_power_picture(summary), _roles_picture(summary)] if summary.probe else []
+    if not summary.probe:
+        drawn += [_scan_picture(summary, scan) for scan in summary.scans]
+        drawn += [_scaling_picture(summary)] if summary.scaling else []
+        drawn += [_speedup_picture(summary), _first_steps_picture(summary)]
+    where = f"{summary.title}, {TASKS.get(summary.task, summary.task)}, scale {summary.scale}"
+    return tuple(dataclasses.replace(picture, where=where) for picture in drawn if picture is not None)
 
 
 # -- loss against a hyperparameter ------------------------------------------------------------------------

@@ -11,6 +11,10 @@ from complete_mue.errors import FileError
 from complete_mue.lab.report.pictures import LOOKS, Axis, Drawn, Panel, Picture, look_of
 from complete_mue.storage import whole
 
+_GREY, _GUIDE = "#5d666f", (0, (5, 4))
+_RING: dict[str, Any] = {
+    "marker": "o", "markersize": 11, "markerfacecolor": "none", "markeredgewidth": 1.5, "linestyle": "none"
+}  # fmt: skip
 _DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1.2, 1.2)))  # where colours come round again
 
 
@@ -35,23 +39,45 @@ def write_png(picture: Picture, path: Path, columns: int | None = None, dpi: int
     for axis, panel in zip(axes, picture.panels, strict=False):
         _draw(axis, picture, panel)
         if count > 1:
-            axis.set_title(panel.title, fontsize=11, pad=20 if panel.guide else 8)
+            axis.set_title(_whose(panel.title), fontsize=11, pad=20 if panel.guide else 8)
     for axis in axes[count:]:
         axis.set_visible(False)
     for axis in axes[::wide]:
         axis.set_ylabel(picture.y.label)
     handles = {text: h for axis in axes for h, text in zip(*axis.get_legend_handles_labels(), strict=True)}
+    handles |= _signs(picture)
     room = int(size[0] / (0.65 + 0.075 * max(map(len, handles), default=1)))  # inches of a mark and of a letter
     figure.legend(
         list(handles.values()), list(handles), loc="outside lower center", frameon=False, fontsize=9,
         ncols=max(1, min(len(handles), room)),
     )  # fmt: skip
-    figure.suptitle(picture.title, fontsize=12.5)
+    alone = f": {_whose(picture.panels[0].title)}" if count == 1 and picture.panels[0].title else ""
+    heading = "\n".join(filter(None, (picture.where, picture.title + alone)))
+    figure.suptitle(heading, fontsize=10.5, parse_math=False)
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=dpi, format="png")
     with whole(path) as file:
         _with_palette(drawn, file)
     return path
+
+
+def _whose(name: str) -> str:
+    """A rule set's name, with whose it is; any other name as it is."""
+    return name + {"complete_mue_sparse": " (ours)", "complete_mue": " (the paper's)"}.get(name, "")
+
+
+def _signs(picture: Picture) -> dict[str, Any]:
+    """What the legend says of signs that belong to no line alone."""
+    from matplotlib.lines import Line2D
+
+    lines = [line for panel in picture.panels for line in panel.lines]
+    guides = {"transferred value" if panel.guide[1] else "the plan's value" for panel in picture.panels if panel.guide}
+    found = {text: Line2D([], [], color=_GREY, linestyle=_GUIDE, linewidth=1) for text in guides}
+    if any(line.minimum is not None for line in lines):
+        found["fitted minimum"] = Line2D([], [], **_RING, markeredgecolor=_GREY)
+    if any(line.diverged for line in lines):
+        found["diverged"] = Line2D([], [], color=_GREY, marker="x", markersize=6, linestyle="none")
+    return found
 
 
 def _with_palette(drawn: BinaryIO, file: BinaryIO) -> None:
@@ -72,14 +98,12 @@ def _draw(axis: Any, picture: Picture, panel: Panel) -> None:
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
     if picture.level is not None:
-        axis.axhline(picture.level, color="#5d666f", linestyle=(0, (5, 4)), linewidth=1)
+        axis.axhline(picture.level, color=_GREY, linestyle=_GUIDE, linewidth=1)
     if panel.guide is not None:
         value, text = panel.guide
-        axis.axvline(value, color="#5d666f", linestyle=(0, (5, 4)), linewidth=1)
-        where = (value, 1.02)
-        axis.annotate(
-            f"transferred {text}", where, xycoords=("data", "axes fraction"), ha="center", fontsize=8.5, color="#5d666f"
-        )
+        axis.axvline(value, color=_GREY, linestyle=_GUIDE, linewidth=1)
+        said, frame = f"transferred {text}" if text else "", ("data", "axes fraction")
+        axis.annotate(said, (value, 1.02), xycoords=frame, ha="center", fontsize=8.5, color=_GREY)
     for line in panel.lines:
         _line(axis, picture, line)
 
@@ -92,7 +116,7 @@ def _line(axis: Any, picture: Picture, line: Drawn) -> None:
     width = 2.2 if line.style == 0 else 1.6
     axis.plot(
         xs, ys, color=colour, linewidth=width, linestyle=dashes, marker=mark if line.markers else None, markersize=5,
-        label=line.name,
+        label=_whose(line.name),
     )  # fmt: skip
     bars = [dot for dot in line.dots if dot.error]
     if bars and line.markers:
@@ -101,10 +125,7 @@ def _line(axis: Any, picture: Picture, line: Drawn) -> None:
             fmt="none", capsize=2, linewidth=1.1,
         )  # fmt: skip
     if line.minimum is not None:
-        axis.plot(
-            [line.minimum.x], [line.minimum.y], marker="o", markersize=11, markerfacecolor="none",
-            markeredgecolor=colour, markeredgewidth=1.5, linestyle="none",
-        )  # fmt: skip
+        axis.plot([line.minimum.x], [line.minimum.y], **_RING, markeredgecolor=colour)
     if line.diverged:
         span = picture.y.high - picture.y.low
         top = picture.y.high - span * (0.02 + 0.03 * number)
