@@ -9,11 +9,14 @@ from typing import NoReturn
 
 import typer
 
-from complete_mue.cli import bench, check, cluster, data, evaluate, report, sweep, theory, train, web
+from complete_mue.cli import bench, check, cluster, data, evaluate, quickstart, report, sweep, theory, train, web
 from complete_mue.cli.app import app
 from complete_mue.errors import FileError, MueError
 
-__all__ = ["app", "bench", "check", "cluster", "data", "evaluate", "main", "report", "sweep", "theory", "train", "web"]
+__all__ = [
+    "app", "bench", "check", "cluster", "data", "evaluate", "main", "quickstart", "report", "sweep", "theory", "train",
+    "web",
+]  # fmt: skip
 
 # typer's own usage errors; some versions of typer carry click inside, so the class is taken from where both have it.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
