@@ -36,8 +36,8 @@ ALLOWED: dict[str, set[str]] = {
     "lab.recipes": {"layout", "lab.train"},
     "lab.report": {"lab.records", "lab.paper_figures"},
     "lab.sweep": {
-        "layout", "plan", "apply", "lab.nn", "lab.models", "lab.data", "lab.train", "lab.recipes", "lab.records",
-        "lab.report", "lab.paper_figures",
+        "layout", "rules", "plan", "apply", "lab.nn", "lab.models", "lab.data", "lab.train", "lab.recipes",
+        "lab.records", "lab.report", "lab.paper_figures",
     },
     "lab.evals": {"layout", "lab.nn", "lab.data", "lab.train", "lab.report"},
     "lab.bench": {"layout", "lab.kernels", "lab.nn", "lab.train", "lab.recipes", "lab.sweep"},

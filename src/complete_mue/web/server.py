@@ -4,7 +4,7 @@
 /api/plan?r.width=…    a plan, by the parameters of the page's own address (fields.py)
 /api/presets           reference and target shapes to start from
 /api/runs              the folder's sweeps and how far they are
-/runs/NAME             the report of one sweep (a NAME may be a place: quickstart/transfer)
+/runs/NAME             the report of one sweep (a NAME may be a place: quickstart/runs)
 """
 
 from __future__ import annotations
