@@ -209,12 +209,11 @@ if __name__ == "__main__":
     print(workers.pids()[0], flush=True)
     time.sleep(60)
 """)
-    sweep = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True)
-    assert sweep.stdout is not None
-    worker = Path("/proc", sweep.stdout.readline().strip())
-    assert sweep.stdout.readline() == "busy\n"
-    sweep.kill()
-    sweep.wait()
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as sweep:
+        assert sweep.stdout is not None
+        worker = Path("/proc", sweep.stdout.readline().strip())
+        assert sweep.stdout.readline() == "busy\n"
+        sweep.kill()
     deadline = time.monotonic() + 20
     while worker.exists() and time.monotonic() < deadline:
         time.sleep(0.1)
