@@ -60,8 +60,9 @@ def test_mistakes() -> None:
         Scan("lr", (1e-3, 1e-3))
     with pytest.raises(mue.MueError, match="'weight_decay'"):
         Scan("weight_decya", (0.1,))
+    twice = (Target("a", 1, config), Target("b", 2, config))
     with pytest.raises(mue.MueError, match="same run"):
-        Sweep("t", "T", "a", "tiny", (Target("a", 1, config), Target("b", 2, config)), (Scan("lr", (1e-3,)),)).points()
+        Sweep("t", "T", "a", "tiny", twice, (Scan("lr", (1e-3,)),), ("complete_mue",)).points()
     with pytest.raises(mue.MueError, match="'capacity'"):
         figure("capacty", base_config("lm", "tiny"), "tiny")
     with pytest.raises(mue.MueError, match="tiny, small, paper"):

@@ -138,7 +138,7 @@ def test_the_python_and_the_files_make_the_same_plan(change: dict[str, str], tmp
     shape, budget = mue.read_target(tmp_path / "target.toml")
     plan = mue.transfer(
         mue.read_reference(tmp_path / "reference.toml"), shape, budget,
-        rules=change.get("rules", "complete_mue"), betas=change.get("betas", "transfer"),  # type: ignore[arg-type]
+        rules=change.get("rules", "complete_mue_sparse"), betas=change.get("betas", "transfer"),  # type: ignore[arg-type]
     )  # fmt: skip
     assert plan.to_dict() == answer["plan"]
 

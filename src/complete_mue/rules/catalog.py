@@ -116,8 +116,8 @@ class Catalog(Mapping[str, RuleTable]):
 
 
 CATALOG = Catalog(
-    complete_mue=COMPLETE_MUE,
     complete_mue_sparse=COMPLETE_MUE_SPARSE,
+    complete_mue=COMPLETE_MUE,
     completep=COMPLETEP,
     mup=MUP,
     mup_moe=MUP_MOE,
