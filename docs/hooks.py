@@ -1,4 +1,4 @@
-"""For mkdocs: links that work in the repository work in the site, too: to examples, and to folders of results."""
+"""For mkdocs: links that work in the repository work in the site, too, and plain mathematics is typeset."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from mkdocs.structure.files import File, Files
 
 _EXAMPLE = re.compile(r"\]\(\.\./((?:\.\./)*examples/)")
 _FOLDER = re.compile(r"\]\(((?:\.\./)*results)/\w+/?\)")
+_NOT_TEXT = re.compile(r"(<(code|pre|script|style|svg)\b.*?</\2>|<[^>]*>)", re.DOTALL)
+_SUBSCRIPT = re.compile(r"(?<!\w)([^\W\d_])_(\w+)")  # one letter, then the index: no name such as dense_up
+_SUPERSCRIPT = re.compile(r"\^(?:\(([^)]*)\)|([-−]?[\w./]*\w))")
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -24,3 +27,16 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """In the site the examples are one level nearer, and a folder has no page: its results page has."""
     return _FOLDER.sub(r"](\1/index.md)", _EXAMPLE.sub(r"](\1", markdown))
+
+
+def typeset(text: str) -> str:
+    """Plain mathematics as HTML."""
+    text = _SUBSCRIPT.sub(r"\1<sub>\2</sub>", text)
+    text = _SUPERSCRIPT.sub(lambda found: f"<sup>{(found[1] or found[2]).replace('-', '−')}</sup>", text)
+    return text.replace("⋆", "<sup>⋆</sup>")
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Mathematics outside code is typeset. Quotes are equations: the style sheet sets them so."""
+    pieces = _NOT_TEXT.split(html)  # text, what is not, its tag's name, text, …
+    return "".join(typeset(piece) if n % 3 == 0 else piece if n % 3 == 1 else "" for n, piece in enumerate(pieces))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -177,21 +178,71 @@ def test_a_page_of_results_equals_its_records(page: Path, monkeypatch: pytest.Mo
     assert {path.name for path in files} == drawn | {path.name for path in found}
 
 
-@pytest.mark.parametrize("page", [TRANSFER, ROLES])
-def test_the_words_above_a_page_of_results_quote_its_figures(page: Path) -> None:
-    """Every ``figure ± error`` in them is one of the generated part's, rounded: words do not outlive their records."""
-    figure = re.compile(r"([-+]?\d+\.(\d+)) ± (\d+\.(\d+))")
-    text = (ROOT / page).read_text(encoding="utf-8")
-    below = generated(text, page)
-    assert below is not None
-    words = text.partition(below)[0]
-    known = [(float(found[1]), float(found[3])) for found in figure.finditer(below)]
-    quoted = list(figure.finditer(words))
-    assert len(quoted) > 6
+FIGURE = re.compile(r"([-+]?\d+\.(\d+)) ± (\d+\.(\d+))")
+
+
+def measured(*pages: Path) -> str:
+    """The generated parts of some pages of results."""
+    return "".join(generated((ROOT / page).read_text(encoding="utf-8"), page) or "" for page in pages)
+
+
+def assert_quoted(words: str, below: str, least: int) -> None:
+    """Every ``figure ± error`` in some words is one of the generated part's: words do not outlive their records."""
+    known = [(float(found[1]), float(found[3])) for found in FIGURE.finditer(below)]
+    quoted = list(FIGURE.finditer(words))
+    assert len(quoted) >= least
     for found in quoted:
         value, error = (float(found[1]), len(found[2])), (float(found[3]), len(found[4]))
-        near = [k for k in known if all(abs(k[i] - x) <= 0.51 * 10**-d for i, (x, d) in enumerate((value, error)))]
+        near = [
+            k for k in known if all(abs(abs(k[i]) - abs(x)) <= 0.51 * 10**-d for i, (x, d) in enumerate((value, error)))
+        ]
+        near = [k for k in near if k[0] * value[0] >= 0 or not found[1].startswith(("-", "+"))]
         assert near, f"{found[0]} is none of the figures below it"
+
+
+@pytest.mark.parametrize("page", [TRANSFER, ROLES])
+def test_the_words_above_a_page_of_results_quote_its_figures(page: Path) -> None:
+    below = measured(page)
+    assert_quoted((ROOT / page).read_text(encoding="utf-8").partition(below)[0], below, least=7)
+
+
+@pytest.mark.parametrize(("page", "least"), [("README.md", 2), ("docs/results/index.md", 25)])
+def test_other_pages_quote_the_pages_of_results(page: str, least: int) -> None:
+    assert_quoted((ROOT / page).read_text(encoding="utf-8"), measured(TRANSFER, ROLES), least)
+
+
+def test_the_table_of_axes_equals_the_pages_of_results() -> None:
+    """Each "4 of 4" of the README is what the overview of a page says of that axis and rule set."""
+    overview = [
+        [cell.strip() for cell in line.strip("| ").split("|")]
+        for page in (TRANSFER, ROLES)
+        for line in measured(page).split("**Diffusion")[0].splitlines()
+        if "| learning rate |" in line
+    ]
+    served = {(row[0].split(":")[0], row[2]): row[3].split(" (")[0] for row in overview}
+    names = ["complete_mue_sparse", "complete_mue", "mup", "mup_moe", "sp"]
+    found = 0
+    for axis, *cells in table("../README.md", "axes"):
+        for rules, cell in zip(names, cells, strict=True):
+            if re.fullmatch(r"\d+ of \d+", cell):
+                assert served[axis, rules] == cell, (axis, rules)
+                found += 1
+            else:
+                assert (axis, rules) not in served, (axis, rules)
+    assert found > 15
+
+
+def test_the_claims_have_a_verdict() -> None:
+    rows = table("results/index.md", "claims")
+    assert {verdict for _, _, verdict in rows} == {"agrees", "does not", "cannot tell"}
+    assert all(("not run" not in ours) or verdict == "cannot tell" for _, ours, verdict in rows)
+
+
+def test_the_first_picture_equals_the_records() -> None:
+    script = runpy.run_path(str(ROOT / "scripts/hero.py"))
+    assert_same_page("\n".join(script["drawn"]()) + "\n", (ROOT / "docs/hero.svg").read_text(encoding="utf-8"))
+    for sweep, target, *_ in script["LAYOUTS"]:  # the README says that ours is lowest on all of them
+        assert all(script["behind"](sweep, target, rules)[0] > 0 for rules in script["RULES"]), target
 
 
 def test_rule_table_equals_the_code() -> None:

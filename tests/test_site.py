@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from html import unescape
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -57,6 +58,26 @@ def test_links_and_pictures_are_there(site: Path) -> None:
             checked += 1
     assert checked > 500
     assert (site / "examples/plan_a_moe.py").read_bytes() == (ROOT / "examples/plan_a_moe.py").read_bytes()
+
+
+def words(page: Path) -> tuple[str, list[str]]:
+    """A page's own text without code, and what it emphasizes."""
+    article = page.read_text(encoding="utf-8").partition("<article")[2].partition("</article>")[0]
+    article = re.sub(r"<(code|pre|script|style|svg)\b.*?</\1>", "", article, flags=re.DOTALL)
+    return unescape(re.sub(r"<[^>]+>", "", article)), re.findall(r"<em>(.*?)</em>", article, flags=re.DOTALL)
+
+
+def test_mathematics_comes_out_as_it_was_meant(site: Path) -> None:
+    """No star was read as emphasis, none is left over, and no index or exponent stands there raw."""
+    for page in html(site):
+        text, emphasized = words(page)
+        for phrase in emphasized:
+            assert re.fullmatch(r"[A-Za-z][\w :-]*", phrase), f"{page.name}: {phrase}"
+        raw = re.findall(r"(?<!\w)[^\W\d_]_\w|⋆_|\^|\*", text)
+        assert not raw, f"{page.name}: {raw}"
+    rules = (site / "rules.html").read_text(encoding="utf-8")
+    assert "ρ<sub>d</sub><sup>−1/2</sup>" in rules
+    assert rules.count("<blockquote>") >= 4
 
 
 def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:

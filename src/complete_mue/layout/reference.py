@@ -21,7 +21,7 @@ _PROJECTIONS = (
 class Hyper:
     """Global AdamW hyperparameters and the init standard deviation.
 
-    ``weight_decay`` follows torch.optim.AdamW: one step shrinks a weight by lr * weight_decay.
+    ``weight_decay`` follows torch.optim.AdamW: one step shrinks a weight by ``lr * weight_decay``.
     """
 
     lr: float

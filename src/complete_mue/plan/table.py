@@ -107,7 +107,7 @@ class PlanTable:
 
     @property
     def attention_scale(self) -> float | None:
-        """Factor on attention logits: sqrt(head_dim*) / head_dim, which is 1/sqrt(head_dim) for heads of fixed size.
+        """Factor on attention logits: ``sqrt(head_dim*) / head_dim``, so ``1/sqrt(head_dim)`` for heads of fixed size.
 
         None where the shapes leave the head size open: keep the reference's head size and its 1/sqrt(head_dim).
         """
