@@ -41,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "lab.evals": {"layout", "lab.nn", "lab.data", "lab.train", "lab.report"},
     "lab.bench": {"layout", "lab.kernels", "lab.nn", "lab.train", "lab.recipes", "lab.sweep"},
-    "web": {"layout", "rules", "plan", "lab.records", "lab.report"},
+    "web": {"layout", "rules", "plan", "export", "lab.records", "lab.report"},
     "cli": {*LIBRARY, *(f"lab.{name}" for name in LAB), "lab.paper_figures", "web", "__init__"},
     "__init__": {"layout", "rules", "plan", "apply"},
     "__main__": {"cli"},
