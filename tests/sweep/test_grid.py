@@ -102,6 +102,18 @@ def test_a_layout_has_a_place_on_every_axis_of_scaling_that_it_is_on() -> None:
     assert places["dense"] == places["128e8a4g1s"] == set()
 
 
+def test_shared_experts_in_place_of_active_ones_keep_the_active_width() -> None:
+    targets = figure("shared_instead", base_config("lm", "small"), "small").targets
+    assert [target.name for target in targets] == ["dense", "64e8a", "64e7a1s", "64e6a2s", "64e4a4s"]
+    assert len({target.config.shape.active_width for target in targets}) == 1
+
+
+def test_durations_keep_the_batch() -> None:
+    budgets = [target.config.budget for target in figure("duration", base_config("lm", "small"), "small").targets]
+    assert {budget.batch_tokens for budget in budgets} == {16384}
+    assert [budget.steps for budget in budgets] == [2000, 500, 1000, 4000, 8000]
+
+
 def test_a_tuned_reference_brings_its_shape_and_values() -> None:
     given = base_config("lm", "tiny").reference
     tuned = dataclasses.replace(given, hyper=dataclasses.replace(given.hyper, lr=3e-3))
