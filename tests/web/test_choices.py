@@ -173,6 +173,26 @@ def test_pictures_stay_in_their_frame(axis: str, change: dict[str, str]) -> None
                     assert 0 <= float(element.get(name, 0)) <= most
 
 
+def test_rule_sets_that_coincide_share_a_curve() -> None:
+    given = {**LM, "role": "embedding", "compare": "complete_mue_sparse,sp,mup"}
+    answer = plot_answer(given, planned(given)[1])
+    assert answer["rules"] == [["complete_mue", "complete_mue_sparse"], ["sp", "mup"]]
+    assert answer["lr"].count("<polyline") == 2
+
+
+@pytest.mark.parametrize("axis", [*AXES])
+def test_layers_that_differ_change_together(axis: str) -> None:
+    plan = planned(LM)[1]
+    dense, routed = mue.FeedForward.dense(10_944), mue.FeedForward.parse("128e8a1s", 1408)
+    shape = mue.ModelShape(4096, 4, (dense, routed, dense, routed))
+    plan = mue.transfer(plan.reference, shape, plan.budget, rules="mup")
+    index = keys(plan).index("expert_up")
+    points = along(plan, index, axis, ("mup",))["lr"][0].points
+    assert len(points) >= 4
+    here = {"width": 4096, "experts": 128, "sparsity": 16}[axis]
+    assert dict(points)[here] == plan.rows[index].lr
+
+
 def test_roles_and_axes_that_are_not_there() -> None:
     plan = planned({**LM, **DENSE})[1]
     answer: dict[str, Any] = plot_answer({"role": "expert_up"}, plan)
