@@ -83,6 +83,7 @@ def test_what_a_tool_cannot_express_is_said_in_its_tab(open_: Callable[..., Any]
     field.send_keys("32e2a@512+16e1a@256")
     width = browser.find_element("css selector", "[name='t.expert_width']")
     width.clear()
+    width.send_keys(" ")  # clearing alone is no typing
     until(browser, "document.querySelector('#code.error')?.textContent.includes('megatron')")
     assert not browser.find_element("id", "download").is_displayed()
     choose(browser, "what", "csv")

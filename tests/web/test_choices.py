@@ -128,14 +128,14 @@ def test_every_point_is_the_plan_of_that_target(axis: str, folded: bool) -> None
                 assert value == getattr((made.fold() if folded else made).rows[index], column)
 
 
-def test_the_axes_reach_both_ways() -> None:
+def test_the_axes_reach_both_ways_by_factors_of_two() -> None:
     plan = planned(LM)[1]
     reach = {axis: [x for x, _ in along(plan, 7, axis, ("mup",))["lr"][0].points] for axis in AXES}
-    assert reach["width"][0] <= plan.reference.shape.width
-    assert reach["width"][-1] > plan.shape.width
-    assert reach["experts"][0] == 8  # all active
-    assert reach["experts"][-1] > 128
-    assert (reach["sparsity"][0], reach["sparsity"][-1]) == (1, 32)
+    assert reach == {
+        "width": [128, 256, 512, 1024, 2048, 4096],  # from the reference's
+        "experts": [8, 16, 32, 64, 128, 256, 512],  # from all active
+        "sparsity": [1, 2, 4, 8, 16, 32],  # from all active to one in each group
+    }
 
 
 def attributes(svg: str, name: str) -> dict[str, str]:
@@ -171,6 +171,26 @@ def test_pictures_stay_in_their_frame(axis: str, change: dict[str, str]) -> None
             for element in ElementTree.fromstring(answer[column]).iter():
                 for name, most in (("cx", WIDTH), ("cy", HEIGHT), ("x", WIDTH), ("y", HEIGHT)):
                     assert 0 <= float(element.get(name, 0)) <= most
+
+
+def test_rule_sets_that_coincide_share_a_curve() -> None:
+    given = {**LM, "role": "embedding", "compare": "complete_mue_sparse,sp,mup"}
+    answer = plot_answer(given, planned(given)[1])
+    assert answer["rules"] == [["complete_mue", "complete_mue_sparse"], ["sp", "mup"]]
+    assert answer["lr"].count("<polyline") == 2
+
+
+@pytest.mark.parametrize("axis", [*AXES])
+def test_layers_that_differ_change_together(axis: str) -> None:
+    plan = planned(LM)[1]
+    dense, routed = mue.FeedForward.dense(10_944), mue.FeedForward.parse("128e8a1s", 1408)
+    shape = mue.ModelShape(4096, 4, (dense, routed, dense, routed))
+    plan = mue.transfer(plan.reference, shape, plan.budget, rules="mup")
+    index = keys(plan).index("expert_up")
+    points = along(plan, index, axis, ("mup",))["lr"][0].points
+    assert len(points) >= 4
+    here = {"width": 4096, "experts": 128, "sparsity": 16}[axis]
+    assert dict(points)[here] == plan.rows[index].lr
 
 
 def test_roles_and_axes_that_are_not_there() -> None:

@@ -218,7 +218,7 @@ def test_texts_and_plots_that_are_not_there_are_answered_in_words(
 
 def test_a_plot_is_two_pictures(server: Any, load: ModuleType) -> None:
     answer = json.loads(ask(server, f"/api/plot?{urlencode({**load.PLAN, 'axis': 'sparsity', 'compare': 'sp'})}")[2])
-    assert answer["rules"][-1] == "sp"
+    assert answer["rules"][-1] == ["sp"]
     assert all(answer[column].count("<polyline") == 2 for column in ("lr", "init_std"))
 
 

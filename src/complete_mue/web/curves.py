@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 430, 270
-_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 20, 22, 46
+_LEFT, _RIGHT, _TOP, _BOTTOM = 74, 22, 28, 46
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ def curves_svg(lines: list[Line], here: float, x_name: str, y_name: str, title: 
         return _svg(f"{title}: none", [_text(WIDTH / 2, HEIGHT / 2, f"no {title}", "middle")])
     place_x = _scale(xs[0], xs[-1], _LEFT, WIDTH - _RIGHT)
     place_y = _scale(min(ys) / 1.3, max(ys) * 1.3, HEIGHT - _BOTTOM, _TOP)
-    parts = [_text(_LEFT - 54, 10, y_name, "start")]
+    parts = [_text(6, 14, y_name, "start")]
     for y in ticks(min(ys) / 1.3, max(ys) * 1.3):
         parts.append(f'<path class="grid" d="M{_LEFT} {place_y(y):.1f}H{WIDTH - _RIGHT}"/>')
         parts.append(_text(_LEFT - 6, place_y(y) + 4, f"{y:.4g}", "end"))
@@ -67,9 +67,9 @@ def _present(
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Round numbers between two: decades where there are many, else 1, 2, 5, else finer."""
+    """Round numbers between two: decades where three fit, else 1, 2, 5, else finer; at most eight."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    for steps in ((1,), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)):
+    for steps in ((1,), (1, 2, 5), (1, 2, 3, 5, 7), (1, 1.2, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)):
         found = [float(f"{step}e{decade}") for decade in decades for step in steps]
         found = [tick for tick in found if low <= tick <= high]
         if len(found) >= 3:

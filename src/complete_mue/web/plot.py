@@ -49,10 +49,13 @@ def plot_answer(parameters: Mapping[str, str], plan: Plan) -> dict[str, Any]:
     if role not in known:  # a role of the form before: this target has none
         role = Role.EXPERT_UP.value if Role.EXPERT_UP.value in known else known[1]
     names = chosen(parameters, plan)
-    answer = {"roles": known, "role": role, "axis": axis, "rules": names, "note": AXES[axis][1]}
+    answer: dict[str, Any] = {"roles": known, "role": role, "axis": axis, "note": AXES[axis][1]}
     if axis != "width" and not plan.shape.main.groups:
         return {**answer, "note": "The target has no experts: choose width, or give it a layout with experts."}
     lines = along(plan, known.index(role), axis, names, folded=parameters.get("form") == "folded")
+    alike = coinciding(lines)
+    answer["rules"] = [*alike.values()]
+    lines = {column: [line for line in found if line.rules in alike] for column, found in lines.items()}
     here, x_name = _x(plan.shape, axis), AXES[axis][0]
     drawn = {c: curves_svg(lines[c], here, x_name, name, f"{name} of {role}") for c, name in COLUMNS.items()}
     return {**answer, **drawn}
@@ -69,6 +72,15 @@ def along(plan: Plan, index: int, axis: str, names: tuple[str, ...], *, folded: 
         ]
         for column in COLUMNS
     }
+
+
+def coinciding(lines: Mapping[str, list[Line]]) -> dict[str, list[str]]:
+    """The first of the rule sets that give the same numbers throughout -> all of them: one curve stands for all."""
+    found: dict[tuple[tuple[str, ...], ...], list[str]] = {}
+    for same in zip(*lines.values(), strict=True):
+        numbers = tuple(tuple(f"{x:.9g} {y:.9g}" for x, y in line.points) for line in same)
+        found.setdefault(numbers, []).append(same[0].rules)
+    return {names[0]: names for names in found.values()}
 
 
 def _row(plan: Plan, shape: ModelShape, rules: str, index: int, folded: bool) -> Row | None:

@@ -311,7 +311,7 @@ async function showPlot() {
     $('plot-role').replaceChildren(...(data.roles || []).map((role) => el('option', { value: role }, role.replace(':', ', '))));
     $('plot-role').value = data.role || '';
     $('plot-note').textContent = data.error || `${data.note}${data.lr ? ' The ring is your target.' : ''}`;
-    $('plot-legend').replaceChildren(...(data.lr ? data.rules : []).map((name, i) => el('li', { class: `c${i % 6}` }, name)));
+    $('plot-legend').replaceChildren(...(data.rules || []).map((names, i) => el('li', { class: `c${i % 6}` }, names.join(' = '))));
     for (const column of ['lr', 'init_std']) draw(`plot-${column}`, data[column]);
   } catch {
     if (turn === plotted) $('plot-note').textContent = 'The server does not answer. Is `mue web` still running?';
