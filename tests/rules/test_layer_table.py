@@ -154,3 +154,29 @@ def test_worked_numbers_shared_and_activated() -> None:
     )
     assert coarse.output == fine.output
     assert (coarse.route_scale, fine.route_scale) == (2, 8)
+
+
+@pytest.mark.parametrize(("width", "depth", "layout"), [(256, 4, "64e8a"), (512, 8, "128e16a"), (1024, 16, "16e2a")])
+def test_the_mean_field_rules_are_ours_at_the_same_active_width(width: int, depth: int, layout: str) -> None:
+    reference = mue.Reference(
+        mue.ModelShape(256, 4, mue.FeedForward.dense(256)), mue.Budget(10, 10), mue.Hyper(1e-3, 0.1, 0.02)
+    )
+    block = mue.FeedForward.parse(layout, width // int(layout.partition("e")[2][:-1]))
+    shape = mue.ModelShape(width, depth, block)
+    theirs, ours = (mue.transfer(reference, shape, rules=rules).fold() for rules in ("dmft_moe", "complete_mue"))
+    for row in theirs.rows:
+        for name in ("init_std", "lr", "weight_decay"):
+            one, other = (getattr(plan.row(row.role, row.block), name) or 0.0 for plan in (theirs, ours))
+            assert one == pytest.approx(other, rel=1e-12), (row.role, name)
+
+
+def test_the_mean_field_rules_part_from_ours_where_fewer_are_active(reference: mue.Reference) -> None:
+    """Experts an eighth of the dense block wide take 8 times its std and lr, however many are active."""
+    width = reference.shape.active_width // 8
+    shape = mue.ModelShape(reference.shape.width, reference.shape.depth, mue.FeedForward.parse("64e2a", width))
+    row = mue.transfer(reference, shape, rules="dmft_moe").row("expert_down")
+    assert row.init_std == pytest.approx(8 * reference.hyper.init_std)
+    assert row.lr == pytest.approx(8 * reference.hyper.lr)
+    assert mue.transfer(reference, shape, rules="complete_mue").fold().row("expert_down").init_std == pytest.approx(
+        4 * reference.hyper.init_std
+    )

@@ -95,7 +95,13 @@ def _plan_with(draw: random.Random) -> bytes:
             _noise(draw),
         ]
     )
-    return _get(f"/api/plan?{urlencode({**PLAN, draw.choice(list(PLAN)): value})}")
+    changed = {**PLAN, draw.choice([*PLAN, "compare", "role", "axis"]): value}
+    if draw.random() < 0.2:  # in place of the shape
+        changed = {
+            "t.config": value,
+            **{k: v for k, v in PLAN.items() if k[:2] == "r." or k in ("t.batch_tokens", "t.steps")},
+        }
+    return _get(f"/api/{draw.choice(['plan', 'plot', 'text/megatron', 'text/csv'])}?{urlencode(changed)}")
 
 
 _KINDS: list[Callable[[random.Random], bytes]] = [

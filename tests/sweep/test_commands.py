@@ -1,4 +1,4 @@
-"""`mue tune`, `mue sweep`, `mue quickstart` and `mue bench sweep` as a user meets them."""
+"""`mue tune`, `mue sweep` and `mue bench sweep` as a user meets them."""
 
 from __future__ import annotations
 
@@ -110,14 +110,3 @@ def test_bench_sweep(tmp_path: Path) -> None:
     rows = json.loads((tmp_path / "bench" / "sweep.json").read_text())["rows"]
     assert [row["replicas"] for row in rows] == [1, 2]
     assert rows[1]["speedup"] == pytest.approx(rows[1]["tokens_per_second"] / rows[0]["tokens_per_second"])
-
-
-@pytest.mark.slow
-def test_quickstart(tmp_path: Path) -> None:
-    done = mue("quickstart", "--out", "quick", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "What came out" in done.stdout
-    folder = tmp_path / "quick" / "transfer"
-    assert len(list((folder / "ledger").glob("[!.]*.json"))) == 45
-    assert (folder / "report.html").exists()
-    assert read_reference(tmp_path / "quick" / "tune" / "reference.toml").shape.width == 32

@@ -60,8 +60,9 @@ def test_mistakes() -> None:
         Scan("lr", (1e-3, 1e-3))
     with pytest.raises(mue.MueError, match="'weight_decay'"):
         Scan("weight_decya", (0.1,))
+    twice = (Target("a", 1, config), Target("b", 2, config))
     with pytest.raises(mue.MueError, match="same run"):
-        Sweep("t", "T", "a", "tiny", (Target("a", 1, config), Target("b", 2, config)), (Scan("lr", (1e-3,)),)).points()
+        Sweep("t", "T", "a", "tiny", twice, (Scan("lr", (1e-3,)),), ("complete_mue",)).points()
     with pytest.raises(mue.MueError, match="'capacity'"):
         figure("capacty", base_config("lm", "tiny"), "tiny")
     with pytest.raises(mue.MueError, match="tiny, small, paper"):
@@ -99,6 +100,18 @@ def test_a_layout_has_a_place_on_every_axis_of_scaling_that_it_is_on() -> None:
     }
     assert places["32e8a"] == {("Capacity", "experts", 32.0)}
     assert places["dense"] == places["128e8a4g1s"] == set()
+
+
+def test_shared_experts_in_place_of_active_ones_keep_the_active_width() -> None:
+    targets = figure("shared_instead", base_config("lm", "small"), "small").targets
+    assert [target.name for target in targets] == ["dense", "64e8a", "64e7a1s", "64e6a2s", "64e4a4s"]
+    assert len({target.config.shape.active_width for target in targets}) == 1
+
+
+def test_durations_keep_the_batch() -> None:
+    budgets = [target.config.budget for target in figure("duration", base_config("lm", "small"), "small").targets]
+    assert {budget.batch_tokens for budget in budgets} == {16384}
+    assert [budget.steps for budget in budgets] == [2000, 500, 1000, 4000, 8000]
 
 
 def test_a_tuned_reference_brings_its_shape_and_values() -> None:

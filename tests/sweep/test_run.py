@@ -192,6 +192,34 @@ def test_the_second_start_of_20_points_does_nothing_without_loading_torch(tmp_pa
     assert "all 20 points" in second.stdout
 
 
+def test_a_worker_ends_with_its_sweep_also_in_the_middle_of_a_job(tmp_path: Path) -> None:
+    script = tmp_path / "sweep.py"
+    script.write_text("""
+import time
+from complete_mue.lab.sweep import executor
+
+def busy(pipe, threads):
+    executor._perform = lambda job, threads, tell: (print("busy", flush=True), time.sleep(60))
+    executor._serve(pipe, threads)
+
+if __name__ == "__main__":
+    executor._serve = busy
+    workers = executor.Processes(1)
+    workers.start(executor.Job(0, ()))
+    print(workers.pids()[0], flush=True)
+    time.sleep(60)
+""")
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as sweep:
+        assert sweep.stdout is not None
+        worker = Path("/proc", sweep.stdout.readline().strip())
+        assert sweep.stdout.readline() == "busy\n"
+        sweep.kill()
+    deadline = time.monotonic() + 20
+    while worker.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not worker.exists()
+
+
 @pytest.mark.slow
 def test_kill_9_five_times_loses_and_repeats_nothing(tmp_path: Path) -> None:
     """Drivers and workers are killed at random moments; two sweeps share the folder half of the time."""

@@ -9,8 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
+
+from in_browser import LAPTOP, resize, scheme, until
 
 pytest.importorskip("starlette", reason="the planner needs the extra web")
 pytest.importorskip("uvicorn", reason="the planner needs the extra web")
@@ -90,3 +93,20 @@ def browser() -> Iterator[Any]:
     driver = webdriver.Chrome(options=options, service=Service(driver_path))
     yield driver
     driver.quit()
+
+
+@pytest.fixture
+def open_(browser: Any, url: str) -> Iterator[Callable[..., Any]]:
+    """Open the page with parameters and wait for its plan; afterwards, nothing may have complained."""
+
+    def opened(**parameters: str) -> Any:
+        browser.get("about:blank")
+        browser.get_log("browser")
+        browser.get(f"{url}?{urlencode(parameters)}" if parameters else url)
+        until(browser, "document.querySelector('[aria-current=page]')")
+        return browser
+
+    resize(browser, LAPTOP)
+    scheme(browser, "light")
+    yield opened
+    assert browser.get_log("browser") == []

@@ -7,53 +7,17 @@ import os
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlencode, urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from in_browser import LAPTOP, PHONE, resize, scheme, until
+
 pytest.importorskip("selenium", reason="the browser test needs selenium (extra dev)")
-PHONE, LAPTOP = 390, 1280
-
-
-def until(browser: Any, condition: str, *arguments: Any, seconds: float = 20) -> Any:
-    """The value of a script once it is truthy."""
-    deadline = time.monotonic() + seconds
-    while not (value := browser.execute_script(f"return {condition}", *arguments)):
-        assert time.monotonic() < deadline, f"never came: {condition}"
-        time.sleep(0.05)
-    return value
-
-
-def resize(browser: Any, width: int) -> None:
-    metrics = {"width": width, "height": 844, "deviceScaleFactor": 2, "mobile": width < 500}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-
-
-def scheme(browser: Any, name: str) -> None:
-    features = [{"name": "prefers-color-scheme", "value": name}]
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-
-
-@pytest.fixture
-def open_(browser: Any, url: str) -> Iterator[Callable[..., Any]]:
-    """Open the page with parameters and wait for its plan; afterwards, nothing may have complained."""
-
-    def opened(**parameters: str) -> Any:
-        browser.get("about:blank")
-        browser.get_log("browser")
-        browser.get(f"{url}?{urlencode(parameters)}" if parameters else url)
-        until(browser, "document.querySelector('[aria-current=page]')")
-        return browser
-
-    resize(browser, LAPTOP)
-    scheme(browser, "light")
-    yield opened
-    assert browser.get_log("browser") == []
 
 
 def fill(browser: Any, name: str, text: str) -> None:
@@ -267,7 +231,7 @@ def test_the_keyboard_is_enough(open_: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("width", [320, PHONE, 768, LAPTOP])
 @pytest.mark.parametrize("view", ["plan", "runs"])
 def test_no_width_scrolls_sideways(open_: Callable[..., Any], view: str, width: int) -> None:
-    browser = open_(view=view, row="expert_down", sweep="done")
+    browser = open_(view=view, row="expert_down", sweep="done", compare="mup,sp,completep", axis="experts")
     resize(browser, width)
     if view == "runs":
         until(browser, "document.querySelector('#report iframe:not(.loading)')")
@@ -290,7 +254,9 @@ def test_no_width_scrolls_sideways(open_: Callable[..., Any], view: str, width: 
 @pytest.mark.parametrize("state", ["plan", "error", "runs"])
 def test_axe_finds_nothing(open_: Callable[..., Any], state: str, width: int, dark: bool) -> None:
     axe_core = pytest.importorskip("axe_core_python", reason="needs axe-core-python (extra dev)")
-    browser = open_(**{"view": "runs"} if state == "runs" else {"row": "expert_down", "form": "folded"})
+    browser = open_(
+        **{"view": "runs"} if state == "runs" else {"row": "expert_down", "form": "folded", "compare": "mup,sp"}
+    )
     resize(browser, width)
     scheme(browser, "dark" if dark else "light")
     if state == "error":

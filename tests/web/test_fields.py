@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import re
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 import complete_mue as mue
 from complete_mue.cli import main
+from complete_mue.cli.files import target_of
 from complete_mue.web.answer import plan_answer
 from complete_mue.web.fields import MOST_LAYERS, FieldError, read, toml_file
 from complete_mue.web.picture import block_svg
@@ -138,7 +140,7 @@ def test_the_python_and_the_files_make_the_same_plan(change: dict[str, str], tmp
     shape, budget = mue.read_target(tmp_path / "target.toml")
     plan = mue.transfer(
         mue.read_reference(tmp_path / "reference.toml"), shape, budget,
-        rules=change.get("rules", "complete_mue"), betas=change.get("betas", "transfer"),  # type: ignore[arg-type]
+        rules=change.get("rules", "complete_mue_sparse"), betas=change.get("betas", "transfer"),  # type: ignore[arg-type]
     )  # fmt: skip
     assert plan.to_dict() == answer["plan"]
 
@@ -184,3 +186,79 @@ def test_limits_hold_however_a_number_is_written(side: str, depth: str) -> None:
 def test_many_large_terms_are_refused_at_the_first_too_many() -> None:
     with pytest.raises(FieldError, match="65536"):
         read({**LM, "t.feed_forward": "+".join(["65536e65536a65536g@1"] * 190)})
+
+
+COUNTS = {
+    "4M": 4_000_000, "4m": 4_000_000, "4 M": 4_000_000, "1e6": 10**6, "65_536": 65_536, "2.5k": 2_500, "1.2e3": 1_200,
+    "4Mi": 4 * 2**20, "64Ki": 65_536, "1B": 10**9, "3T": 3 * 10**12, "0.5M": 500_000, "1E+5": 100_000,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("typed", "number"), [*COUNTS.items()])
+def test_counts_as_people_type_them(typed: str, number: int) -> None:
+    specs = read({**LM, "r.batch_tokens": typed, "t.batch_tokens": typed, "betas": "hold"})
+    assert (specs.reference.budget.batch_tokens, specs.budget.batch_tokens) == (number, number)
+
+
+@pytest.mark.parametrize("typed", ["4X", "1.5", "1.0005k", "-4M", "1e99", "1e999999999", "M", "4Mb", "4,000"])
+def test_what_is_no_count_is_refused_at_its_field(typed: str) -> None:
+    with pytest.raises(FieldError) as refused:
+        read({**LM, "t.steps": typed})
+    assert refused.value.field == "t.steps"
+
+
+def test_a_rate_has_no_unit() -> None:
+    with pytest.raises(FieldError) as refused:
+        read({**LM, "r.lr": "1m"})
+    assert refused.value.field == "r.lr"
+
+
+WITHOUT_SHAPE = {name: value for name, value in LM.items() if name[:2] == "r." or name[2:] in ("steps", "batch_tokens")}
+QWEN = {
+    "model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32, "head_dim": 128,
+    "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8,
+}  # fmt: skip
+GLM = {
+    "model_type": "glm4_moe", "hidden_size": 4096, "num_hidden_layers": 46, "num_attention_heads": 96, "head_dim": 128,
+    "intermediate_size": 10944, "moe_intermediate_size": 1408, "n_routed_experts": 128, "num_experts_per_tok": 8,
+    "n_shared_experts": 1, "first_k_dense_replace": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("config", [QWEN, GLM], ids=lambda config: config["model_type"])
+def test_a_pasted_config_is_what_the_command_line_plans(config: dict[str, object], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    answer = plan_answer({**WITHOUT_SHAPE, "t.config": json.dumps(config, indent=2)})
+    specs = read(LM)
+    shape, budget = target_of(tmp_path / "config.json", specs.budget)
+    assert answer["plan"] == mue.transfer(specs.reference, shape, budget).to_dict()
+    names: dict[str, mue.Plan] = {}
+    exec(answer["copy"]["python"].replace("print(plan)", ""), names)
+    assert names["plan"].to_dict() == answer["plan"]
+    (tmp_path / "target").write_text(answer["copy"]["target"])
+    if config is QWEN:  # one layout: a TOML file holds it, and so does the form
+        assert mue.read_target(tmp_path / "target") == (shape, budget)
+        assert read({**WITHOUT_SHAPE, **{f"t.{k}": v for k, v in answer["fields"].items()}}).shape == shape
+    else:  # layers differ
+        assert answer["fields"] is None
+        assert json.loads(answer["copy"]["target"]) == config
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{", "[]", "{}", '{"model_type": 3}', '{"model_type": "no_such_family"}', '{"model_type": "llama"}', "[" * 5000,
+        json.dumps({**QWEN, "hidden_size": -1}), json.dumps({**QWEN, "num_hidden_layers": 10**9}),
+        json.dumps({**QWEN, "num_experts_per_tok": "many"}), '{"model_type": "llama", "hidden_size": NaN}',
+    ],
+)  # fmt: skip
+def test_what_is_no_config_is_refused_at_its_field(text: str) -> None:
+    with pytest.raises(FieldError) as refused:
+        read({**WITHOUT_SHAPE, "t.config": text})
+    assert refused.value.field == "t.config"
+
+
+def test_a_shape_is_given_once() -> None:
+    with pytest.raises(FieldError) as refused:
+        read({**LM, "t.config": json.dumps(QWEN)})
+    assert refused.value.field == "t.config"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -180,3 +181,49 @@ def test_the_page_offers_every_rule_set(server: Any) -> None:
 
     page = ask(server, "/")[2].decode()
     assert all(f"<option>{name}</option>" in page for name in CATALOG)
+
+
+@pytest.mark.parametrize("name", ["torchtitan", "megatron", "deepspeed", "hf", "json", "csv", "python", "target"])
+def test_texts_come_as_files(server: Any, load: ModuleType, name: str) -> None:
+    status, headers, body = ask(server, f"/api/text/{name}?{urlencode(load.PLAN)}")
+    assert status == 200
+    assert headers["content-type"].startswith("text/plain")
+    saved = re.fullmatch(r'attachment; filename="([a-z_]+\.[a-z]+)"', headers["content-disposition"])
+    assert saved is not None
+    if saved[1].endswith(".py"):
+        compile(body, saved[1], "exec")
+    elif saved[1].endswith(".json"):
+        json.loads(body)
+
+
+@pytest.mark.parametrize(
+    ("target", "field"),
+    [
+        ("text/nothing?", None),
+        ("text/megatron?r.width=no&", "r.width"),
+        ("plot?axis=depth&", "axis"),
+        ("plot?a=1&", None),
+    ],
+)
+def test_texts_and_plots_that_are_not_there_are_answered_in_words(
+    server: Any, load: ModuleType, target: str, field: str | None
+) -> None:
+    plan = {name: value for name, value in load.PLAN.items() if f"{name}=" not in target}
+    status, _, body = ask(server, f"/api/{target}{urlencode(plan)}")
+    answer = json.loads(body)
+    assert status == 200
+    assert answer["error"]
+    assert answer["field"] == field
+
+
+def test_a_plot_is_two_pictures(server: Any, load: ModuleType) -> None:
+    answer = json.loads(ask(server, f"/api/plot?{urlencode({**load.PLAN, 'axis': 'sparsity', 'compare': 'sp'})}")[2])
+    assert answer["rules"][-1] == ["sp"]
+    assert all(answer[column].count("<polyline") == 2 for column in ("lr", "init_std"))
+
+
+def test_what_a_tool_cannot_express_is_said_and_nothing_is_saved(server: Any, load: ModuleType) -> None:
+    change = {"t.feed_forward": "32e2a@512+16e1a@256", "t.expert_width": ""}
+    _, headers, body = ask(server, f"/api/text/megatron?{urlencode({**load.PLAN, **change})}")
+    assert "content-disposition" not in headers
+    assert "megatron" in json.loads(body)["error"].lower()

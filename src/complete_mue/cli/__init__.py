@@ -9,13 +9,13 @@ from typing import NoReturn
 
 import typer
 
-from complete_mue.cli import bench, check, cluster, data, evaluate, files, report, sweep, theory, train, web
+from complete_mue.cli import bench, check, cluster, data, evaluate, files, quickstart, report, sweep, theory, train, web
 from complete_mue.cli.app import app
 from complete_mue.errors import FileError, MueError
 
 __all__ = [
-    "app", "bench", "check", "cluster", "data", "evaluate", "files", "main", "report", "sweep", "theory", "train",
-    "web",
+    "app", "bench", "check", "cluster", "data", "evaluate", "files", "main", "quickstart", "report", "sweep", "theory",
+    "train", "web",
 ]  # fmt: skip
 
 # typer's own usage errors; some versions of typer carry click inside, so the class is taken from where both have it.

@@ -1,10 +1,9 @@
-"""`mue tune`, `mue sweep` and `mue quickstart`."""
+"""`mue tune` and `mue sweep`."""
 
 from __future__ import annotations
 
 import math
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -201,44 +200,12 @@ def tune_command(
     from complete_mue.lab.sweep.launch import Launch
 
     launch = Launch(executor, workers, address, replicas, known or (), trust_known)
-    _, found = tune(base, folder, partial(_run_whole, launch), **options)
+    _, found = tune(base, folder, partial(run_whole, launch), **options)
     for tuned in found:
         print(tuned.says)
         for doubt in tuned.doubts:
             print(f"warning: {tuned.hyper}: {doubt}", file=sys.stderr)
     print(f"wrote {folder / 'reference.toml'}; see `mue report {folder}`")
-
-
-@app.command("quickstart")
-def quickstart_command(
-    out: Annotated[Path, typer.Option("--out", help="Folder for runs and report.")] = Path("runs/quickstart"),
-    workers: Workers = None,
-) -> None:
-    """See the transfer hold in about four minutes on two CPU cores.
-
-    Tunes the learning rate of a tiny dense language model on Python's own sources, transfers it to several MoE layouts
-    and a wider model, sweeps each of them to show where its own optimum lies, and says how far off the transferred
-    value was: with our rules, and with standard parametrization. Everything it says was measured here.
-
-    Example:  mue quickstart --out runs/quickstart
-    """
-    need_torch("mue quickstart")
-    from complete_mue.lab.sweep.launch import Launch
-    from complete_mue.lab.sweep.quickstart import SPAN, base, sweep_of
-    from complete_mue.lab.sweep.tune import tune
-
-    began = time.monotonic()
-    print("1. Tuning the learning rate of a tiny dense model …")
-    run = partial(_run_whole, Launch("processes", workers))
-    reference, found = tune(base(), out / "tune", run, scale="quickstart", hypers=("lr",), span=SPAN, seeds=(0,))
-    print(f"   optimum lr {found[0].optimum.value:.3g}, loss {found[0].optimum.loss:.3f}")
-    print("2. Transferring it, and sweeping every target to see where its own optimum lies …")
-    run(sweep_of(reference), out / "transfer")
-    print(f"3. What came out, after {time.monotonic() - began:.0f} s:")
-    _report(out / "transfer")
-    print(f"next: `mue plan {out / 'tune' / 'reference.toml'} YOUR_TARGET.toml` plans your own MoE from this reference")
-    if sys.prefix != sys.base_prefix:
-        print(f"      (`. {Path(sys.prefix) / 'bin' / 'activate'}` puts `mue` on your path)")
 
 
 def _reach(span: int | None, octaves: str | None) -> int | tuple[float, float] | None:
@@ -265,7 +232,7 @@ def _run(launch: Launch, sweep: Sweep, folder: Path, **options: Any) -> list[str
         )  # fmt: skip
 
 
-def _run_whole(launch: Launch, sweep: Sweep, folder: Path) -> None:
+def run_whole(launch: Launch, sweep: Sweep, folder: Path) -> None:
     """Run all of a sweep, what failed before too, or end with the cause: what follows needs every point."""
     from complete_mue.lab.sweep.request import refuse_failures
 

@@ -42,7 +42,7 @@ def _lines(title: str, status: Status) -> list[str]:
         spent = time.monotonic() - group.since
         left = f"  {_clock(spent * (steps - group.step) / group.step)} left" if group.step else ""
         lines.append(f"  {group.label:28} {_bar(group.step / steps)} step {group.step}/{steps}{best}{left}")
-    facts = [f"{status.done}/{status.total} points"]
+    facts = [f"{_bar(status.done / status.total)} {status.done}/{status.total} points"]
     facts += [f"{status.failed} failed"] if status.failed else []
     facts += [f"best {status.best[0]:.4f} ({status.best[1]})"] if status.best else []
     facts += [f"{_clock(status.seconds_left)} left"] if status.seconds_left is not None else []

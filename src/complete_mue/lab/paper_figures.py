@@ -82,8 +82,16 @@ def _granularity(base: Model, tiny: bool) -> list[Model]:
 
 @register("shared", "Shared experts", "shared experts")
 def _shared(base: Model, tiny: bool) -> list[Model]:
+    """Added to the routed ones."""
     routed, numbers = ("16e4a", (0, 1, 2)) if tiny else ("64e8a", (0, 1, 2, 4))
     return [base.with_layout(routed + (f"{z}s" if z else ""), z) for z in numbers]
+
+
+@register("shared_instead", "Shared experts in place of active ones", "shared experts")
+def _shared_instead(base: Model, tiny: bool) -> list[Model]:
+    """As many run as before, so that the active width stays: the paper's way."""
+    experts, active, numbers = (16, 4, (0, 1, 2)) if tiny else (64, 8, (0, 1, 2, 4))
+    return [base.with_layout(f"{experts}e{active - z}a" + (f"{z}s" if z else ""), z) for z in numbers]
 
 
 @register("grouped", "Group-balanced routing", "groups")
@@ -104,7 +112,7 @@ def _width(base: Model, tiny: bool) -> list[Model]:
     return [_moe(replace(base, shape=replace(base.shape, width=n)), tiny, f"width {n}", n) for n in sizes]
 
 
-def _moe(base: Model, tiny: bool, size: str, x: int) -> Model:
+def _moe(base: Model, tiny: bool, size: str, x: float) -> Model:
     layout = "16e4a" if tiny else "64e8a"
     return base.with_layout(layout, x, name=f"{layout}, {size}")
 
@@ -115,6 +123,14 @@ def _ffn_width(base: Model, tiny: bool) -> list[Model]:
     return [base.with_layout("dense", f, width=round(f * width), name=f"dense x{f:g}") for f in _factors(tiny)]
 
 
+@register("ffn_width_moe", "Feed-forward width, on an MoE", "expansion")
+def _ffn_width_moe(base: Model, tiny: bool) -> list[Model]:
+    layout, width = "16e4a" if tiny else "64e8a", base.shape.width // 8
+    return [
+        base.with_layout(layout, f, width=round(f * width), name=f"{layout} x{f:g}") for f in (1.0, *_factors(tiny))
+    ]
+
+
 @register("batch_steps", "Batch at fixed steps", "batch ratio")
 def _batch_steps(base: Model, tiny: bool) -> list[Model]:
     return [_batch(base, factor, base.budget.steps) for factor in _factors(tiny)]
@@ -123,6 +139,26 @@ def _batch_steps(base: Model, tiny: bool) -> list[Model]:
 @register("batch_tokens", "Batch at fixed tokens", "batch ratio")
 def _batch_tokens(base: Model, tiny: bool) -> list[Model]:
     return [_batch(base, factor, round(base.budget.steps / factor)) for factor in _factors(tiny)]
+
+
+@register("batch_steps_moe", "Batch at fixed steps, on an MoE", "batch ratio")
+def _batch_steps_moe(base: Model, tiny: bool) -> list[Model]:
+    sizes = [replace(base, x=1.0, name="batch x1"), *_batch_steps(base, tiny)]
+    return [_moe(model, tiny, model.name, model.x or 1) for model in sizes]
+
+
+@register("batch_tokens_moe", "Batch at fixed tokens, on an MoE", "batch ratio")
+def _batch_tokens_moe(base: Model, tiny: bool) -> list[Model]:
+    sizes = [replace(base, x=1.0, name="batch x1"), *_batch_tokens(base, tiny)]
+    return [_moe(model, tiny, model.name, model.x or 1) for model in sizes]
+
+
+@register("duration", "Duration at a fixed batch", "steps ratio")
+def _duration(base: Model, tiny: bool) -> list[Model]:
+    return [
+        replace(base, budget=replace(base.budget, steps=round(f * base.budget.steps)), name=f"steps x{f:g}", x=f)
+        for f in _factors(tiny)
+    ]
 
 
 def _factors(tiny: bool) -> tuple[float, ...]:

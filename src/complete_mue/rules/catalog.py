@@ -1,10 +1,11 @@
 """Named rule sets, written in one vocabulary so that they can be compared line by line.
 
-    complete_mue   the paper's: every axis: width, depth, FFN width and MoE layout, batch and duration (the default)
-    complete_mue_sparse   the same, and a smaller lr for the up projection of sparse experts: measured, not the paper's
+    complete_mue_sparse   the paper's, and a smaller lr for the up projection of sparse experts: measured (the default)
+    complete_mue   the paper's: every axis: width, depth, FFN width and MoE layout, batch and duration
     completep      width and depth with CompleteP's parameter groups; nothing for FFN width, experts, batch or duration
     mup            each tensor by its own fan-in, as width muP reads shapes; normalized routing as it comes
-    mup_moe        each tensor by residual width alone; no active-width rule, no route scale
+    mup_moe        each tensor by residual width alone, as arXiv 2508.09752 has it; no active-width rule, no route scale
+    dmft_moe       CompleteP and expert width at a fixed active fraction, by arXiv 2601.20205, as others read its table
     sp             standard parametrization: fan-in initialization, everything else unchanged
 
 Rule sets without a schedule factor hold the betas too. A route scale that a rule set does not know stays the
@@ -66,6 +67,10 @@ MUP_MOE = table({
     "readout":                          "d^-1  | 1     | 1        | 1        | 1    | 1            | 1",
 })  # fmt: skip
 
+# std alpha^-1 n^-1/2 and lr alpha^-1 n^-1 with alpha = h / n, for a mean over active experts, which is
+# normalized routing. Decay is not in it: lr times decay is held, as by CompleteP.
+DMFT_MOE = table({"dense_down shared_down expert_down": "1 | 1 | L^-1 | f^-1 d^1/2 | f^-1 | f | d^-1 L^-1"}, COMPLETEP)
+
 SP = table({
     #                                   output | route | residual | init std | lr   | weight decay | eps
     "embedding":                        "1     | 1     | 1        | 1        | 1    | 1            | 1",
@@ -116,11 +121,12 @@ class Catalog(Mapping[str, RuleTable]):
 
 
 CATALOG = Catalog(
-    complete_mue=COMPLETE_MUE,
     complete_mue_sparse=COMPLETE_MUE_SPARSE,
+    complete_mue=COMPLETE_MUE,
     completep=COMPLETEP,
     mup=MUP,
     mup_moe=MUP_MOE,
+    dmft_moe=DMFT_MOE,
     sp=SP,
 )
 

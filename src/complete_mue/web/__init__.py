@@ -1,8 +1,13 @@
 """The planner in the browser: `mue web`. Plans and reports by the same functions as the command line; needs no torch.
 
 fields      the form's parameters -> the two files of `mue plan`, read as the command line reads them
+config      a pasted Hugging Face config.json as the target's shape
 presets     reference and target shapes to start from
 snippet     a plan as Python that makes it again
+texts       a plan as files: other trainers' configs, JSON, CSV
+compare     rule sets side by side
+plot        lr and init std of a role along an axis
+curves      curves as SVG
 picture     a feed-forward block as SVG, active experts lit
 answer      all that the page shows of one plan
 runs        the sweeps of a folder and their reports, live

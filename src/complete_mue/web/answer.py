@@ -11,12 +11,13 @@ from complete_mue.plan.explain import explain
 from complete_mue.plan.plan import Plan
 from complete_mue.plan.transfer import transfer
 from complete_mue.rules import DEFAULT_RULES
+from complete_mue.web.compare import chosen, compared
 from complete_mue.web.fields import FieldError, Specs, read
 from complete_mue.web.picture import block_svg
 from complete_mue.web.snippet import python_of
 
 
-def plan_answer(parameters: Mapping[str, str]) -> dict[str, Any]:
+def planned(parameters: Mapping[str, str]) -> tuple[Specs, Plan]:
     """The plan of a filled-in form, or a ``MueError`` with the command line's text."""
     specs = read(parameters)
     betas = parameters.get("betas") or "transfer"
@@ -29,6 +30,12 @@ def plan_answer(parameters: Mapping[str, str]) -> dict[str, Any]:
         rules=parameters.get("rules") or DEFAULT_RULES,
         betas=betas,  # type: ignore[arg-type]  # one of the two, as checked
     )
+    return specs, plan
+
+
+def plan_answer(parameters: Mapping[str, str]) -> dict[str, Any]:
+    """The plan, its reasons, pictures and files, and other rule sets beside it."""
+    specs, plan = planned(parameters)
     folded = plan.fold()
     return {
         "plan": plan.to_dict(),
@@ -42,12 +49,10 @@ def plan_answer(parameters: Mapping[str, str]) -> dict[str, Any]:
             {"notation": plan.shape.label(kind), "layers": layers} for kind, layers in plan.shape.layers.items()
         ],
         "pictures": {"reference": _reference_picture(plan), "target": _target_picture(plan)},
-        "copy": {**_toml(specs), "python": python_of(plan)},
+        "compare": compared(plan, chosen(parameters, plan)),
+        "fields": specs.fields,
+        "copy": {"reference": specs.files[0].text, "target": specs.files[1].text, "python": python_of(plan)},
     }
-
-
-def _toml(specs: Specs) -> dict[str, str]:
-    return {file.name.removesuffix(".toml"): file.text for file in specs.files}
 
 
 def _reference(plan: Plan) -> dict[str, Any]:

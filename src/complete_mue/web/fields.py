@@ -2,34 +2,42 @@
 
 Parameters are named after the keys: ``r.width`` is ``width`` of the reference, ``t.feed_forward`` of the target; an
 empty one leaves its key out. Their text is read by the functions that the command line reads files with, so a mistake
-has the same message, and names the field it is about.
+has the same message, and names the field it is about. ``t.config``, a pasted config.json, is the target's shape.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import TypeVar
 
 from complete_mue.errors import MueError, nearest
 from complete_mue.layout.reference import Reference
 from complete_mue.layout.shape import Budget, ModelShape
 from complete_mue.layout.toml_files import BUDGET_KEYS, HYPER_KEYS, SHAPE_KEYS, Document
+from complete_mue.web.config import FILE, MOST_LAYERS, form_fields, shape_in
 
 T = TypeVar("T")
 
 TABLES = {"shape": SHAPE_KEYS, "budget": BUDGET_KEYS, "hyper": HYPER_KEYS}
 FILES = {"r": ("reference.toml", ("shape", "budget", "hyper")), "t": ("target.toml", ("shape", "budget"))}
-OPTIONS = ("rules", "betas")
-PARAMETERS = (*(f"{side}.{key}" for side, (_, tables) in FILES.items() for t in tables for key in TABLES[t]), *OPTIONS)
+CONFIG = "t.config"
+OPTIONS = ("rules", "betas", "compare", "form", "role", "axis")
+KEYS = tuple(f"{side}.{key}" for side, (_, tables) in FILES.items() for t in tables for key in TABLES[t])
+PARAMETERS = (*KEYS, CONFIG, *OPTIONS)
 
 # Far beyond any model, and quick. What was read is bounded, so it does not matter how a number was written.
-MOST_LAYERS = 1_000
 MOST_PARTS = 1_024
 
 _TOML_NUMBER = re.compile(r"[+-]?(?:(?:0|[1-9](?:_?\d)*)(?:\.\d(?:_?\d)*)?(?:[eE][+-]?\d(?:_?\d)*)?|inf|nan)", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
+_COUNTS = {"width", "depth", "expert_width", "dense_layers", "head_dim", "batch_tokens", "steps"}
+_COUNT = re.compile(r"(\d[\d_]*(?:\.\d*)?(?:e\+?\d{1,2})?)\s?([a-z]{0,2})", re.ASCII | re.IGNORECASE)
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+_MOST_DIGITS = 18  # more are nobody's count
 
 
 class FieldError(MueError):
@@ -37,7 +45,7 @@ class FieldError(MueError):
 
 
 @dataclass(frozen=True)
-class TomlFile:
+class File:
     """A file as text."""
 
     name: str
@@ -51,10 +59,11 @@ class Specs:
     reference: Reference
     shape: ModelShape
     budget: Budget
-    files: tuple[TomlFile, TomlFile]
+    files: tuple[File, File]
+    fields: Mapping[str, str] | None = None  # the form's values for a pasted config, where it can hold them
 
 
-def toml_file(side: str, parameters: Mapping[str, str]) -> TomlFile:
+def toml_file(side: str, parameters: Mapping[str, str]) -> File:
     """The file of one side, ``r`` or ``t``, from the parameters that are filled in."""
     name, tables = FILES[side]
     parts = []
@@ -63,7 +72,7 @@ def toml_file(side: str, parameters: Mapping[str, str]) -> TomlFile:
         parts.append(
             "\n".join([f"[{table}]", *(f"{key} = {_value(key, text)}" for key, text in given.items() if text)])
         )
-    return TomlFile(name, "\n\n".join(parts) + "\n")
+    return File(name, "\n\n".join(parts) + "\n")
 
 
 def read(parameters: Mapping[str, str]) -> Specs:
@@ -73,9 +82,17 @@ def read(parameters: Mapping[str, str]) -> Specs:
             raise FieldError(
                 f"unknown parameter {name!r:.80}{nearest(name, PARAMETERS)}; parameters are {', '.join(PARAMETERS)}"
             )
+    config = parameters.get(CONFIG, "").strip()
+    pasted = _pasted(parameters, config) if config else None
+    fields = form_fields(pasted) if pasted is not None else None
+    if pasted is not None:
+        shown = fields or form_fields(replace(pasted, feed_forward=pasted.main)) or {}
+        parameters = {**parameters, **{f"t.{key}": value for key, value in shown.items()}}
     files = toml_file("r", parameters), toml_file("t", parameters)
     reference = _read("r", files[0], Document.reference)
     shape, budget = _read("t", files[1], Document.target)
+    if pasted is not None and fields is None:  # layers differ, which a TOML file cannot say
+        shape, files = pasted, (files[0], File(FILE, json.dumps(json.loads(config), indent=2) + "\n"))
     for side, asked in (("r", reference.shape), ("t", shape)):
         if asked.depth > MOST_LAYERS:
             raise FieldError(
@@ -92,10 +109,21 @@ def read(parameters: Mapping[str, str]) -> Specs:
                 field=f"{side}.feed_forward",
                 allowed=MOST_PARTS,
             )
-    return Specs(reference, shape, budget, files)
+    return Specs(reference, shape, budget, files, fields)
 
 
-def _read(side: str, file: TomlFile, make: Callable[[Document], T]) -> T:
+def _pasted(parameters: Mapping[str, str], config: str) -> ModelShape:
+    """The shape of a pasted config, which goes without fields of its own."""
+    beside = [f"t.{key}" for key in SHAPE_KEYS if parameters.get(f"t.{key}", "").strip()]
+    if beside:
+        raise FieldError(f"{beside[0]} beside {CONFIG}: give the shape once", field=CONFIG)
+    try:
+        return shape_in(config)
+    except MueError as problem:
+        raise FieldError(" ".join(str(problem).split()), field=CONFIG) from None
+
+
+def _read(side: str, file: File, make: Callable[[Document], T]) -> T:
     """What the file's text holds; a mistake is said as the command line prints it, on one line."""
     try:
         return make(Document(file.name, file.text))
@@ -105,17 +133,29 @@ def _read(side: str, file: TomlFile, make: Callable[[Document], T]) -> T:
 
 
 def _value(key: str, text: str) -> str:
-    """A TOML value: numbers as typed, a layout in quotes, two betas as a list; anything else in quotes, to be named."""
+    """A TOML value: numbers as typed, counts such as 4M or 1e6 written out, a layout in quotes, two betas as a list;
+    anything else in quotes, to be named."""
     if key == "feed_forward":
         return _quoted(text)
     if key == "betas":
         parts = text.removeprefix("[").removesuffix("]").split(",")
         return f"[{', '.join(_value('', part.strip()) for part in parts)}]"
+    if key in _COUNTS and (whole := _count(text)) is not None:
+        return str(whole)
     if _TOML_NUMBER.fullmatch(text):
         return text
     if _NUMBER.fullmatch(text):  # .5, 1., 007: numbers to people, not to TOML
         return str(int(text)) if text.lstrip("+-").isdigit() and len(text) < 64 else repr(float(text))
     return _quoted(text)
+
+
+def _count(text: str) -> int | None:
+    """A whole number with an exponent or a unit: 1e6, 4M, 2.5k, 4Mi; None for what is none, or is plain already."""
+    found = _COUNT.fullmatch(text)
+    if found is None or not (found[2] or "e" in found[1].lower()) or found[2].lower() not in _UNITS:
+        return None
+    number = Decimal(found[1]) * _UNITS[found[2].lower()]
+    return int(number) if number == int(number) and number.adjusted() < _MOST_DIGITS else None
 
 
 def _quoted(text: str) -> str:

@@ -2,9 +2,11 @@
 
 /                      the page; /planner.css, /planner.js
 /api/plan?r.width=…    a plan, by the parameters of the page's own address (fields.py)
+/api/plot?…            lr and init std of a role along an axis, as pictures
+/api/text/NAME?…       the plan as a file: torchtitan, megatron, deepspeed, hf, json, csv, python, reference, target
 /api/presets           reference and target shapes to start from
 /api/runs              the folder's sweeps and how far they are
-/runs/NAME             the report of one sweep (a NAME may be a place: quickstart/transfer)
+/runs/NAME             the report of one sweep (a NAME may be a place: quickstart/runs)
 """
 
 from __future__ import annotations
@@ -33,12 +35,14 @@ from starlette.types import ASGIApp
 
 from complete_mue.errors import MueError, RunError
 from complete_mue.lab.report.page import SCRIPT
-from complete_mue.rules import CATALOG
-from complete_mue.web.answer import plan_answer
-from complete_mue.web.fields import PARAMETERS, FieldError
+from complete_mue.rules import CATALOG, Rules
+from complete_mue.web.answer import plan_answer, planned
+from complete_mue.web.fields import PARAMETERS, FieldError, File
 from complete_mue.web.guard import Guard
+from complete_mue.web.plot import plot_answer
 from complete_mue.web.presets import presets
 from complete_mue.web.runs import Runs
+from complete_mue.web.texts import text_of
 from complete_mue.web.timed import TimedProtocol
 
 LARGEST_PLAN = 2**20
@@ -60,14 +64,27 @@ def application(folder: Path, names: tuple[str, ...] = ()) -> ASGIApp:
     """The server as an ASGI application; ``names`` are host names it answers to beside localhost and addresses."""
     runs, plans, reads = Runs(folder), CapacityLimiter(4), CapacityLimiter(2)
 
-    async def plan(request: Request) -> Response:
+    async def computed(request: Request, what: str) -> Response:
         """A mistake in the form is an answer, too: its text, and the field it is about."""
         query = request.scope["query_string"].decode("ascii", "replace")
         try:
-            return _json(await anyio.to_thread.run_sync(_plan, _parameters(query), limiter=plans))
+            made = await anyio.to_thread.run_sync(_computed, what, _parameters(query), limiter=plans)
         except MueError as problem:
             field = problem.field if problem.field in PARAMETERS else None
             return _json(_encoded({"error": " ".join(str(problem).split()), "field": field}))
+        if isinstance(made, bytes):
+            return _json(made)
+        saved = {"content-disposition": f'attachment; filename="{made.name}"'}
+        return Response(made.text, media_type="text/plain", headers=saved)
+
+    async def plan(request: Request) -> Response:
+        return await computed(request, "plan")
+
+    async def plot(request: Request) -> Response:
+        return await computed(request, "plot")
+
+    async def text(request: Request) -> Response:
+        return await computed(request, f"text/{request.path_params['name']}")
 
     async def listing(request: Request) -> Response:
         return _json(_encoded(await anyio.to_thread.run_sync(runs.listing, limiter=reads)))
@@ -82,6 +99,8 @@ def application(folder: Path, names: tuple[str, ...] = ()) -> ASGIApp:
     routes = [Route(path, _static(*entry), methods=["GET"]) for path, entry in _STATIC.items()]
     routes += [
         Route("/api/plan", plan, methods=["GET"]),
+        Route("/api/plot", plot, methods=["GET"]),
+        Route("/api/text/{name}", text, methods=["GET"]),
         Route("/api/presets", shapes, methods=["GET"]),
         Route("/api/runs", listing, methods=["GET"]),
         Route("/runs/{name:path}", report, methods=["GET"]),
@@ -125,7 +144,8 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def _static(name: str, kind: str) -> Callable[[Request], Any]:
-    rules = "".join(f"<option>{escape(known)}</option>" for known in CATALOG)
+    first = Rules().name  # the default is what the page begins with
+    rules = "".join(f"<option>{escape(known)}</option>" for known in sorted(CATALOG, key=lambda name: name != first))
     text = files("complete_mue.web").joinpath("static", name).read_text(encoding="utf-8")
     content = text.replace("<!-- rule sets -->", rules).encode("utf-8")
 
@@ -147,16 +167,23 @@ def _parameters(query: str) -> tuple[tuple[str, str], ...]:
 
 
 @lru_cache(maxsize=256)
-def _plan(parameters: tuple[tuple[str, str], ...]) -> bytes:
+def _computed(what: str, parameters: tuple[tuple[str, str], ...]) -> bytes | File:
+    """A plan or a plot as JSON, or a text as a file."""
+    given = dict(parameters)
     try:
-        encoded = _encoded(plan_answer(dict(parameters)))
+        if what == "plan":
+            made: bytes | File = _encoded(plan_answer(given))
+        elif what == "plot":
+            made = _encoded(plot_answer(given, planned(given)[1]))
+        else:
+            made = text_of(what.removeprefix("text/"), *planned(given), folded=given.get("form") == "folded")
     except MueError:
         raise
     except (ArithmeticError, ValueError) as problem:
         raise FieldError(f"numbers too far apart to compute with ({problem}); bring them closer together") from None
-    if len(encoded) > LARGEST_PLAN:
+    if len(made if isinstance(made, bytes) else made.text) > LARGEST_PLAN:
         raise FieldError(f"a plan of more than {LARGEST_PLAN} bytes: use `mue plan` for this layout")
-    return encoded
+    return made
 
 
 def _encoded(data: Any) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 from complete_mue.layout.notation import FeedForward
 from complete_mue.layout.shape import Budget, ModelShape
 from complete_mue.plan.plan import Plan
@@ -32,8 +34,7 @@ def python_of(plan: Plan) -> str:
 
 
 def _shape(shape: ModelShape, indent: str = "") -> str:
-    assert isinstance(shape.feed_forward, FeedForward)  # the form has one layout for all layers
-    given = [f"width={shape.width}", f"depth={shape.depth}", f"feed_forward={_block(shape.feed_forward)}"]
+    given = [f"width={shape.width}", f"depth={shape.depth}", f"feed_forward={_blocks(shape.feed_forward)}"]
     given += [f"dense_layers={shape.dense_layers}"] if shape.dense_layers else []
     given += [f"head_dim={shape.head_dim}"] if shape.head_dim is not None else []
     one_line = f"mue.ModelShape({', '.join(given)})"
@@ -41,6 +42,13 @@ def _shape(shape: ModelShape, indent: str = "") -> str:
         return one_line
     inner = ",\n".join(f"{indent}    {argument}" for argument in given)
     return f"mue.ModelShape(\n{inner},\n{indent})"
+
+
+def _blocks(blocks: FeedForward | tuple[FeedForward, ...]) -> str:
+    """One block for all layers, or the runs of equal ones."""
+    if isinstance(blocks, FeedForward):
+        return _block(blocks)
+    return " + ".join(f"{len([*run])} * ({_block(block)},)" for block, run in groupby(blocks))
 
 
 def _block(block: FeedForward) -> str:

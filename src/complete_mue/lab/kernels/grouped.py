@@ -6,7 +6,8 @@ own rows back and sums them: no atomic adds, no read of a device value on the ho
     forward    U = X[token] up^T     A = silu(gate) * value     Y = (w A) down^T     y = sum over slots of Y
     backward   dA' = dy[token] down  dw = <dA', A>              dA = w dA'           Y is never needed, so never kept
 
-Kept for backward: x, the weights and U; A is recomputed (on CPU, kept) and X[token] gathered again.
+Kept for backward: x, the weights and U; A is recomputed and X[token] gathered again. ``grouped_cpu`` does the same on a
+CPU, where other things are dear, unless it is compiled.
 
 Axes: tokens, width, experts, expert_width, active; rows = tokens * active, sorted by expert.
 """
@@ -20,14 +21,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from complete_mue.lab.kernels import plain_loop
+from complete_mue.lab.kernels import grouped_cpu, plain_loop
 
 SUMMARY = "torch grouped_mm over sorted tokens; float32, bfloat16, float16"
 
 MOST_EXPERTS = 1023  # the CUDA kernel takes fewer than 1024 groups
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ALIGNMENT = 16  # bytes; what grouped_mm asks of every row stride
-_ROWS_WORTH_A_COPY = 64  # rows per expert from which a CPU product repays a transposed copy of its weights
 
 _torch_grouped_mm = getattr(F, "grouped_mm", None) or torch._grouped_mm
 
@@ -80,6 +80,8 @@ def routed_experts(x: Tensor, up: Tensor, down: Tensor, index: Tensor, weight: T
     """
     if index.numel() == 0:
         return plain_loop.routed_experts(x, up, down, index, weight)  # not every device's grouped_mm takes no rows
+    if _eager_on_cpu(x):
+        return grouped_cpu.routed_experts(x, up, down, index, weight)
     return _RoutedExperts.apply(x, up, down, index, weight)
 
 
@@ -88,6 +90,8 @@ def sort_by_expert(index: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]
 
     ``ends[-1]`` is always ``rows``, so no row of a grouped product is left unwritten.
     """
+    if _eager_on_cpu(index):
+        return grouped_cpu.sort_by_expert(index, experts)
     expert, order = torch.sort(index.reshape(-1), stable=True)
     ends = torch.searchsorted(expert, torch.arange(experts, device=index.device), right=True)
     inverse = torch.empty_like(order)
@@ -95,40 +99,33 @@ def sort_by_expert(index: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]
     return order, inverse, ends.to(torch.int32)
 
 
+def _eager_on_cpu(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
 def _combine(rows: Tensor, inverse: Tensor, active: int) -> Tensor:
     """Sum of each token's own rows, [rows, width] -> [tokens, width]."""
-    if rows.device.type == "cpu" and not torch.compiler.is_compiling():  # gathers and sums without a copy of the rows
-        return F.embedding_bag(inverse.view(-1, active), rows, mode="sum")
     return rows.index_select(0, inverse).unflatten(0, (-1, active)).sum(1)
-
-
-def _transposed(weights: Tensor, rows: int) -> Tensor:
-    """weights [experts, out, in] -> [experts, in, out]; on CPU laid out anew where its products are faster for it."""
-    turned = weights.transpose(1, 2)
-    worth = weights.device.type == "cpu" and rows >= _ROWS_WORTH_A_COPY * weights.shape[0]
-    return turned.contiguous() if worth else turned
 
 
 class _RoutedExperts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, up: Tensor, down: Tensor, index: Tensor, weight: Tensor) -> Tensor:
         order, inverse, ends = sort_by_expert(index, up.shape[0])
-        rows, active = order.numel(), index.shape[1]
-        hidden = _grouped_mm(x.index_select(0, order // active), _transposed(up, rows), ends)
-        silu, activation = _swiglu(hidden, weight.reshape(-1)[order, None])
-        kept = (silu, activation) if x.device.type == "cpu" else (None, None)  # there, exponentials are dear
-        ctx.save_for_backward(x, up, down, weight, hidden, *kept, order, inverse, ends)
-        return _combine(_grouped_mm(activation, _transposed(down, rows), ends), inverse, active)
+        active = index.shape[1]
+        hidden = _grouped_mm(x.index_select(0, order // active), up.transpose(1, 2), ends)
+        _, activation = _swiglu(hidden, weight.reshape(-1)[order, None])
+        ctx.save_for_backward(x, up, down, weight, hidden, order, inverse, ends)
+        return _combine(_grouped_mm(activation, down.transpose(1, 2), ends), inverse, active)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, up, down, weight, hidden, silu, activation, order, inverse, ends = ctx.saved_tensors
+        x, up, down, weight, hidden, order, inverse, ends = ctx.saved_tensors
         need_x, need_up, need_down, _, _ = ctx.needs_input_grad
         active = weight.shape[1]
         token, w = order // active, weight.reshape(-1)[order, None]
-        if silu is None:
-            silu, activation = _swiglu(hidden, w)
+        silu, activation = _swiglu(hidden, w)
         dy = dy.index_select(0, token)
         d_hidden, d_weight = _swiglu_backward(_grouped_mm(dy, down, ends), hidden, silu, w)
         d_weight = d_weight[inverse].view_as(weight)

@@ -38,12 +38,18 @@ def report_dict(summaries: Sequence[Summary]) -> dict[str, Any]:
 def report_html(summaries: Sequence[Summary]) -> str:
     """The whole page."""
     title = summaries[0].title if len(summaries) == 1 else f"Transfer report, {len(summaries)} sweeps"
-    embedded = json.dumps(report_dict(summaries), ensure_ascii=False)
-    for character in "<>&\u2028\u2029":  # nothing in the data can end the script element
-        embedded = embedded.replace(character, f"\\u{ord(character):04x}")
     links = "".join(f'<a href="#sweep-{i}">{escape(s.title)}</a>' for i, s in enumerate(summaries))
     nav = f'<nav aria-label="Sweeps">{links}</nav>' if len(summaries) > 1 else ""
     body = "".join(_section(i, summary, len(summaries) == 1) for i, summary in enumerate(summaries))
+    about = "Hyperparameters tuned once on a small dense model, transferred to every layout: did they serve?"
+    return page_html(title, about, nav, body + _notes(), "mue report", report_dict(summaries))
+
+
+def page_html(title: str, about: str, nav: str, body: str, command: str, data: dict[str, Any]) -> str:
+    """A page that needs nothing else, with its numbers in it as JSON."""
+    embedded = json.dumps(data, ensure_ascii=False)
+    for character in "<>&\u2028\u2029":  # nothing in the data can end the script element
+        embedded = embedded.replace(character, f"\\u{ord(character):04x}")
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -57,10 +63,10 @@ script-src 'unsafe-inline'; img-src data:">
 </head>
 <body>
 <header><h1>{escape(title)}</h1>
-<p class="soft">Hyperparameters tuned once on a small dense model, transferred to every layout: did they serve?</p>
+<p class="soft">{escape(about)}</p>
 {nav}</header>
-<main>{body}{_notes()}</main>
-<footer>Made by <code>mue report</code> of Complete-muE. All numbers are in this page as JSON, too.</footer>
+<main>{body}</main>
+<footer>Made by <code>{command}</code> of Complete-muE. All numbers are in this page as JSON, too.</footer>
 <div id="tip" aria-hidden="true"></div>
 <script type="application/json" id="report">{embedded}</script>
 <script>{SCRIPT}</script>
@@ -76,21 +82,21 @@ def _section(number: int, summary: Summary, alone: bool) -> str:
     state += f", {p.diverged} diverged" if p.diverged else ""
     state += f", {p.failed} failed" if p.failed else ""
     state += f", {p.missing} missing" if p.missing else ""
-    drawn = "".join(_figure(picture, f"f{number}-{i}") for i, picture in enumerate(pictures(summary)))
+    drawn = "".join(figure_html(picture, f"f{number}-{i}") for i, picture in enumerate(pictures(summary)))
     listed = "".join(_table(table, f"sweeps.{number}.") for table in tables(summary))
     return (
         f'<section id="sweep-{number}">{heading}'
         f'<p class="soft">{escape(TASKS[summary.task])}, scale {escape(summary.scale)}, reference '
         f"{escape(summary.reference)}; {state}; {p.seeds} seed{'s' if p.seeds != 1 else ''}.</p>"
-        f'{_verdict(summary)}<div class="pictures">{drawn}</div><h3>Numbers</h3>{listed}'
+        f'{verdict_html(summary.verdict)}<div class="pictures">{drawn}</div><h3>Numbers</h3>{listed}'
         f"<h3>How it was made</h3><pre><code>{escape(summary.command)}</code></pre></section>"
     )
 
 
-def _verdict(summary: Summary) -> str:
+def verdict_html(lines: Sequence[Line]) -> str:
     """One card for each thing the sentences are about; the first sentence leads it."""
     cards = []
-    for about, group in itertools.groupby(summary.verdict, key=lambda line: line.about):
+    for about, group in itertools.groupby(lines, key=lambda line: line.about):
         for first, *rest in [list(group)] if about else [[line] for line in group]:
             more = f"<ul>{''.join(f'<li>{_sentence(line)}</li>' for line in rest)}</ul>" if rest else ""
             cards.append(f'<li class="{first.kind}">{_sentence(first)}{more}</li>')
@@ -102,7 +108,8 @@ def _sentence(line: Line) -> str:
     return f"{sign}{escape(line.text)}"
 
 
-def _figure(picture: Picture, name: str) -> str:
+def figure_html(picture: Picture, name: str) -> str:
+    """A picture with its legend; ``name`` is unique on the page."""
     lines = {line.name: line.style for panel in picture.panels for line in panel.lines}
     legend = "".join(
         f'<button type="button" class="{style_class(style)}" aria-pressed="true" data-name="{escape(text)}">'

@@ -133,11 +133,12 @@ def _by_rules(reference: str, curves: Sequence[Curve]) -> dict[str, list[Curve]]
 
 def paired_lines(reference: str, curves: Sequence[Curve], unit: str) -> list[Line]:
     """Where only the transferred value was run: the difference of every rule set of ours from the first."""
-    (lead, ours), *others = _by_rules(reference, curves).items()
-    at = {curve.target: curve for curve in ours}
+    groups = _by_rules(reference, curves)
+    lead = next(iter(groups), "")
+    at = {curve.target: curve for curve in groups.pop(lead, [])}
     return [
         line
-        for rules, group in others
+        for rules, group in groups.items()
         for line in gain_lines(lead, [(at.get(curve.target), curve) for curve in group], rules, unit)
     ]
 

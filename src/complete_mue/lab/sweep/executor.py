@@ -189,9 +189,18 @@ class _Worker:
 def _serve(pipe: Connection, threads: int) -> None:
     """A worker process: job after job, until the other end of the pipe is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who runs the sweep
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
     with suppress(EOFError, OSError):
         while True:
             _perform(pipe.recv(), threads, pipe.send)
+
+
+def _leave_with_parent() -> None:
+    """A worker whose sweep was killed does not train on: nobody would hear of it."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _perform(job: Job, threads: int | None, tell: Any) -> None:

@@ -13,7 +13,8 @@ const el = (tag, attributes = {}, ...children) => {
 
 // ---------------------------------------------------------------- fields
 
-const LAYOUT_HINT = 'dense, or XeYa[Gg][Zs]: X experts, Y active, G groups, Z shared';
+const LAYOUT_HINT = 'dense, or XeYa[Gg][Zs]: experts, active, groups, shared';
+const BATCH_HINT = '1048576, 1e6, 4M (millions) or 4Mi (× 1024²)';
 const FIELDS = {
   shape: [
     ['feed_forward', 'Layout', 'wide', LAYOUT_HINT],
@@ -21,23 +22,25 @@ const FIELDS = {
     ['depth', 'Layers L'],
     ['expansion', 'Expansion H/d'],
     ['expert_width', 'Expert width h'],
-    ['dense_layers', 'First layers dense'],
+    ['dense_layers', 'Dense layers'],
+    ['batch_tokens', 'Batch B, tokens', '', BATCH_HINT],
+    ['steps', 'Steps T'],
   ],
-  budget: [['batch_tokens', 'Tokens per step B'], ['steps', 'Steps T']],
-  hyper: [
+  r: [
     ['lr', 'Learning rate'],
     ['weight_decay', 'Weight decay'],
     ['init_std', 'Init std'],
     ['betas', 'Betas'],
   ],
+  t: [],
   more: { r: [['eps', 'AdamW eps'], ['head_dim', 'Head size'], ['route_scale', 'Route scale it ran with']], t: [['head_dim', 'Head size']] },
 };
 
 function field(side, [key, label, kind, hint]) {
   const name = `${side}.${key}`, id = `${side}-${key}`;
-  const input = el('input', { id, name, spellcheck: 'false', autocapitalize: 'off', inputmode: kind || key === 'betas' ? null : 'decimal' });
+  const input = el('input', { id, name, spellcheck: 'false', autocapitalize: 'off', title: kind ? null : hint });
   const box = el('div', { class: kind ? `field ${kind}` : 'field' }, el('label', { for: id }, label), input);
-  if (hint) {
+  if (kind && hint) {
     box.append(el('p', { class: 'hint', id: `${id}-hint` }, hint));
     input.setAttribute('aria-describedby', `${id}-hint`);
   }
@@ -47,31 +50,49 @@ function field(side, [key, label, kind, hint]) {
 function buildForm() {
   for (const side of ['r', 't']) {
     const together = (entries) => el('div', { class: 'fields' }, ...entries.map((entry) => field(side, entry)));
-    $(`${side}-fields`).append(together(FIELDS.shape), together(FIELDS.budget));
-    if (side === 'r') $('r-fields').append(together(FIELDS.hyper));
-    $(`${side}-fields`).append(el('details', {}, el('summary', {}, 'More'), together(FIELDS.more[side])));
+    const more = el('details', {}, el('summary', {}, 'More'), together(FIELDS.more[side]));
+    $(`${side}-fields`).append(together([...FIELDS.shape, ...FIELDS[side]]), more);
   }
 }
 
 const inputs = () => [...$('form').querySelectorAll('[name]')];
 
 // A dense block has an expansion, experts have a width: the other field goes, and keeps what it held.
+// A pasted config has the whole shape.
 function showWhatApplies() {
+  const pasted = $('t-config').value.trim() !== '';
   for (const side of ['r', 't']) {
     const dense = $(`${side}-feed_forward`).value.trim() === 'dense';
     const routed = /\de/.test($(`${side}-feed_forward`).value);
-    $(`${side}-expansion`).parentNode.hidden = !dense;
-    $(`${side}-expert_width`).parentNode.hidden = dense;
-    $(`${side}-dense_layers`).parentNode.hidden = !routed;
+    const shown = { feed_forward: true, width: true, depth: true, expansion: dense, expert_width: !dense, dense_layers: routed, head_dim: true };
+    for (const [key, applies] of Object.entries(shown)) {
+      $(`${side}-${key}`).parentNode.hidden = !applies || (side === 't' && pasted);
+    }
     if (side === 'r') $('r-route_scale').parentNode.hidden = !routed;
+  }
+  $('t-head_dim').closest('details').hidden = pasted;
+  $('unpaste').hidden = !pasted;
+  if (pasted) $('paste').open = true;
+}
+
+// What of a config can matter to a shape: whole numbers, the family, and which layers route. The rest would make the address long.
+function compactConfig(text) {
+  try {
+    const given = Object.entries(JSON.parse(text));
+    const kept = given.filter(([key, value]) => Number.isInteger(value) || key === 'model_type' || key.startsWith('mlp_'));
+    return JSON.stringify(Object.fromEntries(kept));
+  } catch {
+    return text.slice(0, 500); // the server says what is wrong with it
   }
 }
 
 function parameters() {
   const found = new URLSearchParams();
   for (const input of inputs()) {
-    if (!input.parentNode.hidden && input.value.trim()) found.set(input.name, input.value.trim());
+    const value = input.name === 't.config' ? compactConfig(input.value.trim()) : input.value.trim();
+    if (!input.parentNode.hidden && value) found.set(input.name, value);
   }
+  if (page.compare.size) found.set('compare', [...page.compare].join());
   return found;
 }
 
@@ -97,13 +118,16 @@ const number = (x, digits) => (x === null ? '–' : el('data', { value: String(x
 
 // ---------------------------------------------------------------- what is shown
 
-const page = { answer: null, view: 'plan', form: 'multiplier', row: '', what: 'python', sweep: '' };
+const page = {
+  answer: null, view: 'plan', form: 'multiplier', row: '', what: 'python', sweep: '', compare: new Set(), by: 'lr', role: '', axis: 'width',
+};
+// What the address holds beside the form, where it is not as at the start.
+const STATE = { form: 'multiplier', row: '', by: 'lr', role: '', axis: 'width', what: 'python' };
 
 function address() {
   const url = new URLSearchParams(parameters());
   if (page.view !== 'plan') url.set('view', page.view);
-  if (page.form !== 'multiplier') url.set('form', page.form);
-  if (page.row) url.set('row', page.row);
+  for (const [name, first] of Object.entries(STATE)) if (page[name] !== first) url.set(name, page[name]);
   if (page.view === 'runs' && page.sweep) url.set('sweep', page.sweep);
   return `${location.origin}${location.pathname}?${url}`;
 }
@@ -128,6 +152,8 @@ function showAnswer() {
   document.title = page.view === 'plan' ? `${block.notation} · Complete-muE planner` : 'Runs · Complete-muE planner';
   $('sde').textContent = `SDE ${plan.sde.verdict}`;
   $('sde').classList.toggle('exact', plan.sde.exact);
+  const outside = plan.trust.outside.length ? ` Outside what was measured: ${plan.trust.outside.join(', ')}.` : '';
+  $('trust').textContent = `Trust: ${plan.trust.line}.${outside}`;
   const { active, total } = plan.parameters;
   list('tiles', [
     ['Global lr', number(plan.global.lr), `× ${general(plan.global.lr / from.hyper.lr, 4)} the reference’s`],
@@ -153,13 +179,35 @@ function showAnswer() {
   const mixed = layers.length > 1 ? `; ${layers.map((kind) => `${kind.layers} layers ${kind.notation}`).join(', ')}` : '';
   $('target-caption').textContent = `Target: ${block.notation}, active width ${block.active_width}${mixed}`;
   for (const side of ['reference', 'target']) {
-    // The server draws it from checked numbers; parsed as XML, nothing in it can run.
-    const drawn = new DOMParser().parseFromString(pictures[side].replace('<svg ', '<svg xmlns="http://www.w3.org/2000/svg" '), 'image/svg+xml');
-    $(`${side}-picture`).replaceChildren(document.importNode(drawn.documentElement, true));
+    draw(`${side}-picture`, pictures[side]);
   }
+  showConfig();
   showRows();
+  showComparison();
+  showPlot();
   showCode();
   $('jump').textContent = `lr ${general(plan.global.lr)} · the plan ↓`;
+}
+
+// The server draws from checked numbers; parsed as XML, nothing in it can run.
+function draw(target, svg) {
+  if (!svg) return $(target).replaceChildren();
+  const drawn = new DOMParser().parseFromString(svg.replace('<svg ', '<svg xmlns="http://www.w3.org/2000/svg" '), 'image/svg+xml');
+  $(target).replaceChildren(document.importNode(drawn.documentElement, true));
+}
+
+// A pasted config that the form can hold fills it, so that clearing the paste leaves a shape to edit.
+function showConfig() {
+  const { fields, layers, plan } = page.answer;
+  const pasted = $('t-config').value.trim() !== '', differ = pasted && !fields;
+  if (pasted && fields) fill('t', fields);
+  const shape = plan.target.shape, kinds = layers.map((kind) => `${kind.layers} × ${kind.notation}`).join(', ');
+  $('config-note').textContent = pasted
+    ? `Read: d ${shape.width}, ${kinds}. ${fields ? 'Clear the text to edit these as fields.' : ''}`
+    : 'Batch and steps stay as you typed them.';
+  const budget = plan.target.budget, name = differ ? 'config.json' : 'target.toml';
+  document.querySelector('[name=what][value=target] + span').textContent = name;
+  $('command').textContent = `mue plan reference.toml ${name}${differ ? ` --batch-tokens ${budget.batch_tokens} --steps ${budget.steps}` : ''}`;
 }
 
 function madeOf(row) {
@@ -205,8 +253,96 @@ function explanation(text) {
   return el('tr', { class: 'why', id: 'why' }, el('td', { colspan: 6 }, el('div', { class: 'text', 'data-text': text }, ...lines)));
 }
 
-function showCode() {
-  $('code').textContent = page.what === 'link' ? address() : page.answer.copy[page.what];
+// ---------------------------------------------------------------- rule sets side by side
+
+function buildOthers() {
+  for (const { value } of $('rules').options) {
+    const box = el('input', { type: 'checkbox', value });
+    box.checked = page.compare.has(value);
+    box.addEventListener('change', () => {
+      page.compare[box.checked ? 'add' : 'delete'](value);
+      compute();
+    });
+    $('others').append(el('label', { 'data-rules': value }, box, el('span', {}, value)));
+  }
+}
+
+function showComparison() {
+  const { compare, plan } = page.answer, rows = compare[page.form], several = compare.rules.length > 1;
+  for (const chip of $('others').querySelectorAll('label')) chip.hidden = chip.dataset.rules === compare.rules[0];
+  for (const input of $('bys').querySelectorAll('input')) {
+    const n = rows.filter((row) => row.differs.includes(input.value)).length;
+    input.nextSibling.textContent = input.value.replace('_', ' ') + (several ? ` · ${n}` : '');
+  }
+  const refused = Object.entries(compare.refused).map(([name, text]) => ` ${name}: ${text}`).join('.');
+  $('compare-note').textContent = (several
+    ? `${page.form === 'folded' ? 'Folded groups' : 'Multiplier form'}. Rows that differ are marked ≠; beside each column’s name, how many do.`
+    : `Choose one rule set or more to see beside ${compare.rules[0]}.`) + refused;
+  $('bys').hidden = $('compare-scroll').hidden = !several;
+  if (!several) return $('compare-rows').replaceChildren();
+  $('compare-head').replaceChildren(el('th', { scope: 'col', class: 'left' }, 'role'), ...compare.rules.map((name) => el('th', { scope: 'col' }, name)));
+  const line = (name, block, differs, cells) => {
+    const head = el('th', { scope: 'row' }, el('span', { class: 'mark', 'aria-hidden': 'true' }, differs ? '≠' : ''), name);
+    if (block) head.append(el('small', {}, ` ${block}`));
+    if (differs) head.append(el('span', { class: 'hidden' }, ' differs'));
+    return el('tr', { class: differs ? 'differs' : null, 'data-role': name }, head, ...cells);
+  };
+  const betas = compare.betas.map((pair) => pair.map((beta) => general(beta)).join(', '));
+  $('compare-rows').replaceChildren(
+    ...rows.map((row) => {
+      const values = row.values[page.by], twice = rows.filter((other) => other.role === row.role).length > 1;
+      const cells = values.map((value) => el('td', { class: row.differs.includes(page.by) && value !== values[0] ? 'other' : null }, number(value, page.by === 'eps' ? 4 : 6)));
+      return line(row.role, twice ? row.block : '', row.differs.includes(page.by), cells);
+    }),
+    line('betas', 'every role', betas.some((pair) => pair !== betas[0]), betas.map((pair) => el('td', { class: pair !== betas[0] ? 'other' : null }, pair))),
+  );
+}
+
+// ---------------------------------------------------------------- along an axis
+
+let plotted = 0;
+
+async function showPlot() {
+  const turn = ++plotted, asking = parameters();
+  for (const name of ['form', 'role', 'axis']) asking.set(name, page[name]);
+  try {
+    const data = await (await fetch(`api/plot?${asking}`)).json();
+    if (turn !== plotted) return;
+    $('plot-role').replaceChildren(...(data.roles || []).map((role) => el('option', { value: role }, role.replace(':', ', '))));
+    $('plot-role').value = data.role || '';
+    $('plot-note').textContent = data.error || `${data.note}${data.lr ? ' The ring is your target.' : ''}`;
+    $('plot-legend').replaceChildren(...(data.rules || []).map((names, i) => el('li', { class: `c${i % 6}` }, names.join(' = '))));
+    for (const column of ['lr', 'init_std']) draw(`plot-${column}`, data[column]);
+  } catch {
+    if (turn === plotted) $('plot-note').textContent = 'The server does not answer. Is `mue web` still running?';
+  }
+}
+
+// ---------------------------------------------------------------- files
+
+let reading = 0;
+
+async function showCode() {
+  const turn = ++reading, what = page.what, asking = parameters();
+  if (page.form === 'folded') asking.set('form', page.form);
+  const source = `api/text/${what}?${asking}`;
+  let text = what === 'link' ? address() : page.answer.copy[what], refused = false;
+  if (text === undefined) {
+    try {
+      const response = await fetch(source);
+      refused = response.headers.get('content-type').startsWith('application/json');
+      text = refused ? (await response.json()).error : await response.text();
+    } catch {
+      [text, refused] = ['The server does not answer. Is `mue web` still running?', true];
+    }
+  }
+  if (turn !== reading) return;
+  $('code').textContent = text;
+  $('code').dataset.what = what;
+  $('code').classList.toggle('error', refused);
+  $('copy').hidden = refused;
+  $('download').hidden = refused || what === 'link';
+  $('download').href = source;
 }
 
 function showError(text, name) {
@@ -276,7 +412,7 @@ async function buildPresets() {
     });
     select.append(...groups.values());
     select.addEventListener('change', () => {
-      if (select.value !== '') fill(side, data[kind][Number(select.value)].fields);
+      if (select.value !== '') fill(side, { ...data[kind][Number(select.value)].fields, config: '' });
       compute();
     });
   }
@@ -406,12 +542,17 @@ function show(view) {
   poll();
 }
 
+const SHOWS = { form: () => { showRows(); showComparison(); showPlot(); showCode(); }, what: showCode, by: showComparison, axis: showPlot };
+
 function radios(fieldset, name) {
+  const chosen = $(fieldset).querySelector(`[value="${CSS.escape(page[name])}"]`);
+  if (chosen) chosen.checked = true;
+  else page[name] = STATE[name];
   $(fieldset).addEventListener('change', (event) => {
     page[name] = event.target.value;
     if (!page.answer) return;
-    name === 'form' ? showRows() : showCode();
     remember();
+    SHOWS[name]();
   });
 }
 
@@ -431,10 +572,10 @@ async function start() {
     }
     input.value = value;
   }
-  page.form = given.get('form') === 'folded' ? 'folded' : 'multiplier';
-  page.row = given.get('row') || '';
+  for (const [name, first] of Object.entries(STATE)) page[name] = given.get(name) || first;
   page.sweep = given.get('sweep') || '';
-  document.querySelector(`[name=form][value=${page.form}]`).checked = true;
+  page.compare = new Set((given.get('compare') || '').split(',').filter(Boolean));
+  buildOthers();
   $('form').addEventListener('input', (event) => {
     if (!event.target.name) return;
     if (/^[rt]\./.test(event.target.name)) $(`${event.target.name[0]}-preset`).value = '';
@@ -443,6 +584,10 @@ async function start() {
   $('form').addEventListener('submit', (event) => { event.preventDefault(); compute(); });
   radios('forms', 'form');
   radios('copies', 'what');
+  radios('bys', 'by');
+  radios('axes', 'axis');
+  $('plot-role').addEventListener('change', () => { page.role = $('plot-role').value; remember(); showPlot(); });
+  $('unpaste').addEventListener('click', () => { $('t-config').value = ''; $('t-config').focus(); compute(); });
   $('copy').addEventListener('click', copy);
   for (const link of document.querySelectorAll('[data-view]')) {
     link.addEventListener('click', (event) => { event.preventDefault(); show(link.dataset.view); });

@@ -1,0 +1,89 @@
+"""`mue quickstart`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from complete_mue.cli.app import app, need_torch
+from complete_mue.cli.sweep import Workers, run_whole
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from complete_mue.lab.sweep.quickstart_parts import Part
+
+ADVICE = (
+    "Tune a dense model on your data: `mue tune lm --scale small --set task.source=DIR`, 2000 steps a run, one GPU. "
+    "For a large target tune longer, and as deep as the target: the paper takes width 128, 32 layers and 25,000 steps "
+    "for 6 B parameters and 100,000 steps. The toy above is no reference.",
+    "`mue init` writes a reference.toml and a target.toml to put your values into.",
+    "`mue plan reference.toml target.toml` gives the target's hyperparameters, tensor by tensor.",
+)
+
+
+@app.command("quickstart")
+def quickstart_command(
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Other draws and batches: the verdict should stay.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for runs and report. Default: runs/quickstart, -N by seed.")
+    ] = None,
+    workers: Workers = None,
+    steps: Annotated[int | None, typer.Option("--steps", min=2, hidden=True, help="Of every run, for tests.")] = None,
+) -> None:
+    """See the transfer hold, in five minutes on two CPU cores.
+
+    First the rules on live models: sizes that stay, beside sizes that run away in standard parametrization. Then short
+    runs: one dense learning rate, transferred to MoEs along activated experts and width, each scanned on its own too.
+    Last the repository's GPU records. Every verdict is "held" or "missed" by a threshold that is printed. A killed
+    quickstart goes on where it was.
+
+    Example:  mue quickstart --seed 1
+    """
+    need_torch("mue quickstart")
+    from rich.console import Console
+
+    from complete_mue.lab.report.summary import summarize
+    from complete_mue.lab.sweep.launch import Launch
+    from complete_mue.lab.sweep.quickstart import STEPS, sweep_of
+    from complete_mue.lab.sweep.quickstart_page import write_page
+    from complete_mue.lab.sweep.quickstart_parts import recorded, sizes, trained
+
+    began = time.monotonic()
+    folder = out or Path("runs") / ("quickstart" if seed == 0 else f"quickstart-{seed}")
+    console, notes = Console(highlight=False, markup=False), Console(stderr=True, highlight=False)
+    with notes.status("checking live models, half a minute"):
+        parts = [sizes()]
+    _show(1, parts[-1], console)
+    run_whole(Launch("processes", workers), sweep_of(seed, steps or STEPS), folder / "runs")
+    parts.append(trained(summarize(folder / "runs")))
+    _show(2, parts[-1], console)
+    with notes.status("reading the records"):
+        parts.append(recorded())
+    _show(3, parts[-1], console)
+    seconds = time.monotonic() - began
+    page = write_page(parts, ADVICE, {"seed": seed, "seconds": round(seconds, 1)}, folder)
+    console.print(f"\nReport: {page} ({seconds:.0f} s)\n\nNext:")
+    for line in ADVICE:
+        console.print(f"- {line}")
+
+
+def _show(number: int, part: Part, console: Console) -> None:
+    """A part on the terminal."""
+    from rich import box
+    from rich.table import Table
+
+    console.print(f"\n{number}. {part.title}", style="bold")
+    console.print(part.about)
+    if part.rows:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for heading in part.headings:
+            table.add_column(heading, no_wrap=True)
+        for row in part.rows:
+            table.add_row(*row, style={"held": "green", "missed": "red"}.get(row[-1], ""))
+        console.print(table)
+    for line in part.lines:
+        console.print(f"- {line.text}", style={"good": "green", "bad": "red"}.get(line.kind, ""))

@@ -1,0 +1,245 @@
+"""What the quickstart says, part by part, once for the terminal and once for the page.
+
+1. sizes     rules on live models: how far the updates of every role move its activations, along three axes
+2. trained   short runs: what the transferred learning rate costs along two axes
+3. recorded  the repository's own GPU records, where they are
+"""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+
+from complete_mue.apply.checks import TOLERANCE, AxisCheck, CheckResult, check
+from complete_mue.apply.judge import RoleVerdict
+from complete_mue.lab.models.check_setup import language_model_setup
+from complete_mue.lab.report.pictures import Axis, Dot, Drawn, Panel, Picture, pictures
+from complete_mue.lab.report.summary import Summary, summarize
+from complete_mue.lab.report.verdict import Line
+from complete_mue.lab.sweep.quickstart import COST_LIMIT, DRIFT_LIMIT, OURS, RIVAL, Found, found_by, worst_along
+
+DERIVED = "complete_mue"  # the paper's rules, which follow from sizes; OURS adds a measured factor
+AXES = {"width": "width", "active": "activated experts", "granularity": "granularity"}
+_STEPS, _DRAWS, _LAYOUT = 4, 2, "8e2a"
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A table, a picture and sentences; ``held`` says of every axis and rule set whether it held."""
+
+    name: str
+    title: str
+    about: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    lines: tuple[Line, ...]
+    picture: Picture | None
+    held: dict[str, dict[str, bool]]
+
+
+# -- sizes ---------------------------------------------------------------------------------------------------------
+
+
+def sizes() -> Part:
+    """Walk live models along the axes, ours beside the rival, each in a process of its own."""
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        found = dict(zip((DERIVED, RIVAL), pool.map(_walk, (DERIVED, RIVAL)), strict=True))
+    rows, held = [], dict[str, dict[str, bool]]()
+    for place, name in enumerate(AXES.values()):
+        for rules, result in found.items():
+            axis = result.axes[place]
+            worst = max(axis.roles, key=lambda role: max(_off(role)))
+            relative = _relative(worst)
+            held.setdefault(name, {})[rules] = axis.ok
+            span = f"x{axis.xs[-1] / axis.xs[0]:g}"
+            rows.append((
+                f"{name} {span}", rules, worst.role, spark(relative), f"x{relative[-1]:.2f}", word(axis.ok),
+            ))  # fmt: skip
+    return Part(
+        "sizes",
+        "The rules on live models: do the sizes stay?",
+        f"Models of one kind, {_STEPS} steps of AdamW each. Shown is the role that moves most: how much its updates "
+        "change its output, from the smallest model to the largest. "
+        f"Held: no role's size or change grows or falls faster than the axis to the power {TOLERANCE:g}.",
+        ("axis", "rules", "role", "", "change", "verdict"),
+        tuple(rows),
+        tuple(_axes_line(rules, {axis: by[rules] for axis, by in held.items()}) for rules in found),
+        _sizes_picture(found),
+        held,
+    )
+
+
+def _walk(rules: str) -> CheckResult:
+    torch.set_num_threads(1)
+    return check(language_model_setup, list(AXES), layout=_LAYOUT, rules=rules, steps=_STEPS, seeds=_DRAWS)
+
+
+def _off(role: RoleVerdict) -> tuple[float, float]:
+    """How far the slopes of the size and of its change are from where they should be."""
+    return abs(role.size_slope - role.expected), abs(role.change_slope)
+
+
+def _relative(role: RoleVerdict) -> list[float]:
+    return [point.change / (role.points[0].change or 1.0) for point in role.points]
+
+
+def _sizes_picture(found: dict[str, CheckResult]) -> Picture:
+    styles = {role.role: i for i, role in enumerate(next(iter(found.values())).axes[0].roles, start=1)}
+    panels = tuple(
+        Panel(f"{AXES[axis.axis]}, {rules}", _log_axis(AXES[axis.axis], axis.xs), _size_lines(axis, styles))
+        for rules, result in found.items()
+        for axis in result.axes
+    )
+    values = [dot.y for panel in panels for line in panel.lines for dot in line.dots]
+    top = 2 ** math.ceil(math.log2(max(2.0, *values)))
+    bottom = 2 ** math.floor(math.log2(min(0.5, *values)))
+    ticks = tuple((2.0**k, f"x{2.0**k:g}") for k in range(round(math.log2(bottom)), round(math.log2(top)) + 1))
+    return Picture(
+        "sizes",
+        "Change of activations by the updates: flat is right",
+        f"One line per role, relative to the smallest model; {_STEPS} steps. Above: {DERIVED}. Below: {RIVAL}.",
+        Axis("relative change", bottom, top, ticks, log=True),
+        panels,
+        level=1.0,
+    )
+
+
+def _size_lines(axis: AxisCheck, styles: dict[str, int]) -> tuple[Drawn, ...]:
+    return tuple(
+        Drawn(
+            role.role,
+            styles[role.role],
+            tuple(
+                Dot(x, y, f"{role.role}, {axis.axis} {x:g}: x{y:.2f}")
+                for x, y in zip(axis.xs, _relative(role), strict=True)
+            ),
+        )
+        for role in axis.roles
+    )
+
+
+def _log_axis(name: str, xs: tuple[float, ...]) -> Axis:
+    return Axis(name, xs[0] / 1.1, xs[-1] * 1.1, tuple((x, f"{x:g}") for x in xs), log=True)
+
+
+# -- trained -------------------------------------------------------------------------------------------------------
+
+
+def trained(summary: Summary) -> Part:
+    """Where every model has its optimum, what the transferred value costs it, and the verdict along each axis."""
+    every, worst = found_by(summary), worst_along(summary)
+    held = {axis: {rules: found.held for rules, found in by.items()} for axis, by in worst.items()}
+    lines = [_axes_line(rules, {axis: by[rules] for axis, by in held.items()}) for rules in (OURS, RIVAL)]
+    lines += [
+        Line("note", f"Along {axis} models this small do not tell the two apart; the sizes above do.")
+        for axis, by in held.items()
+        if by[OURS] and by[RIVAL]
+    ]
+    steps, seeds = summary.targets[0].steps, summary.progress.seeds
+    return Part(
+        "trained",
+        "Trained: does one learning rate do for all?",
+        f"The dense model's learning rate, {summary.tuned['lr']:g}, transferred to MoEs, each of them scanned too: "
+        f"{summary.progress.runs} runs of {steps} steps, medians over {seeds} paired seeds. Missed: the optimum lies "
+        f"more than {DRIFT_LIMIT:g} octave from the transferred value, which costs more than {COST_LIMIT:g} nats "
+        "against the best of the scan. An axis holds if all of its models do.",
+        ("model", "rules", "octaves off", "cost", "loss", "verdict"),
+        tuple(_found_row(found, found.target == summary.reference) for found in every),
+        tuple(lines),
+        _trained_picture(summary, every),
+        held,
+    )
+
+
+def _found_row(found: Found, reference: bool) -> tuple[str, ...]:
+    bound = {"low": "≤ ", "high": "≥ "}.get(found.optimum.open or "" if found.optimum else "", "")
+    numbers = f"{bound}{found.drift:+.1f}", f"{found.cost:.3f}", f"{found.loss:.3f}"
+    return found.target, "(tuned)" if reference else found.rules, *numbers, "" if reference else word(found.held)
+
+
+def _trained_picture(summary: Summary, every: list[Found]) -> Picture:
+    """The report's picture of the scan, with the curves of the middle seed in place of means."""
+    (picture,) = (picture for picture in pictures(summary) if picture.key == "lr")
+    curves = {(found.rules, found.target): found for found in every}
+    panels = tuple(
+        replace(panel, lines=tuple(_median_line(panel.title, line, curves) for line in panel.lines))
+        for panel in picture.panels
+        if panel.title in (OURS, RIVAL)
+    )
+    return replace(
+        picture,
+        title="Loss against learning rate: by the right rules the minima stay",
+        caption="One line per model; the dashed line is the dense model's learning rate, transferred to all. Rings "
+        "mark the optima. Medians over paired seeds.",
+        panels=panels,
+    )
+
+
+def _median_line(rules: str, line: Drawn, curves: dict[tuple[str, str], Found]) -> Drawn:
+    found = curves.get((rules, line.name)) or curves[DERIVED, line.name]  # the reference's own
+    dots = tuple(Dot(x, y, f"{line.name}, learning rate {x:.3g}: {y:.3f}") for x, y in found.losses.items())
+    best = found.optimum
+    ring = Dot(best.value, best.loss, f"{line.name}: optimum {best.value:.3g}, loss {best.loss:.3f}") if best else None
+    return replace(line, dots=dots, minimum=ring)
+
+
+# -- recorded ------------------------------------------------------------------------------------------------------
+
+RECORDS = Path(__file__).parents[4] / "docs" / "results"  # in a clone; an installed package does not have them
+_KEPT = ("transfer/lm-width.jsonl", "roles/lm-activated.jsonl", "roles/lm-capacity.jsonl")
+
+
+def recorded(folder: Path = RECORDS) -> Part:
+    """The records of an H200, from 128 wide and 2000 steps on."""
+    title, about = "Recorded: the same on one GPU", "One H200, width 128 to 512, 2000 steps, two to four seeds."
+    if not all((folder / name).exists() for name in _KEPT):
+        where = "docs/results of the repository, pages transfer.md and roles.md"
+        return Part("recorded", title, about, (), (), (Line("note", f"The records are in {where}."),), None, {})
+    width, active, capacity = (summarize(folder / name) for name in _KEPT)
+    lines = (
+        _recorded_line("Width x1 to x4, on an MoE", width, (DERIVED, RIVAL)),
+        _recorded_line("2 to 16 of 64 experts active", active, (DERIVED, OURS)),
+        _recorded_line("8 active of 8 to 256 experts", capacity, (DERIVED, OURS)),
+    )
+    (picture,) = (picture for picture in pictures(width) if picture.key == "lr")
+    panels = tuple(panel for panel in picture.panels if panel.title in (DERIVED, RIVAL))
+    picture = replace(picture, title="Loss against learning rate: MoEs of three widths", panels=panels)
+    return Part("recorded", title, about, (), (), lines, picture, {})
+
+
+def _recorded_line(what: str, summary: Summary, rules: tuple[str, ...]) -> Line:
+    said = []
+    for name in rules:
+        curves = [c for c in summary.scans[0].curves if c.rules == name and c.target != summary.reference]
+        drift = max(abs(curve.drift or 0.0) for curve in curves)
+        regret = max(curve.regret or 0.0 for curve in curves)
+        said.append(f"{name} up to {drift:.1f} octaves off, {regret:.3f} nats lost")
+    return Line("note", f"{what}: {'; '.join(said)}.")
+
+
+# -- words ---------------------------------------------------------------------------------------------------------
+
+
+def word(held: bool) -> str:
+    """The two words of every verdict."""
+    return "held" if held else "missed"
+
+
+def _axes_line(rules: str, axes: dict[str, bool]) -> Line:
+    missed = [axis for axis, held in axes.items() if not held]
+    kept = [axis for axis, held in axes.items() if held]
+    said = [f"held along {', '.join(kept)}"] if kept else []
+    said += [f"missed along {', '.join(missed)}"] if missed else []
+    return Line("bad" if missed else "good", f"{rules}: {'; '.join(said)}.")
+
+
+def spark(values: list[float]) -> str:
+    """Bars for values around one, a quarter to four on a log scale."""
+    places = [min(1.0, max(0.0, (math.log2(value) + 2) / 4)) if value > 0 else 0.0 for value in values]
+    return "".join(_BARS[round(place * (len(_BARS) - 1))] for place in places)

@@ -1,0 +1,62 @@
+"""Rule sets side by side: the same transfer by each, and where their numbers differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from complete_mue.errors import TransferError
+from complete_mue.plan.plan import Plan
+from complete_mue.plan.row import Row
+from complete_mue.plan.transfer import transfer
+from complete_mue.rules import CATALOG
+from complete_mue.web.fields import FieldError
+
+COLUMNS = ("lr", "init_std", "multiplier", "weight_decay", "eps")
+
+
+def chosen(parameters: Mapping[str, str], plan: Plan) -> tuple[str, ...]:
+    """The rule sets to compare: the plan's own, then those named in ``compare``, with commas."""
+    names = [name.strip() for name in parameters.get("compare", "").split(",") if name.strip()]
+    for name in names:
+        if name not in CATALOG:
+            raise FieldError(f"compare={name!r:.80}: rule sets are {', '.join(CATALOG)}", field="compare", given=name)
+    return tuple(dict.fromkeys([plan.rules.name, *names]))
+
+
+def by_each(plan: Plan, names: tuple[str, ...]) -> dict[str, Plan | str]:
+    """The plan by every rule set, or why a rule set makes none."""
+    found: dict[str, Plan | str] = {plan.rules.name: plan}
+    for name in names[1:]:
+        try:
+            found[name] = transfer(plan.reference, plan.shape, plan.budget, rules=name, betas=plan.betas)
+        except TransferError as problem:
+            found[name] = str(problem)
+    return found
+
+
+def compared(plan: Plan, names: tuple[str, ...]) -> dict[str, Any]:
+    """Role by role the numbers of every rule set that makes a plan; ``differs`` names the columns that differ."""
+    found = by_each(plan, names)
+    plans = {name: made for name, made in found.items() if isinstance(made, Plan)}
+    rows = {
+        "multiplier": [made.rows for made in plans.values()],
+        "folded": [made.fold().rows for made in plans.values()],
+    }
+    return {
+        "rules": [*plans],
+        "refused": {name: said for name, said in found.items() if isinstance(said, str)},
+        "betas": [list(made.hyper.betas) for made in plans.values()],
+        **{form: [_row(row) for row in zip(*of_each, strict=True)] for form, of_each in rows.items()},
+    }
+
+
+def _row(rows: tuple[Row, ...]) -> dict[str, Any]:
+    values = {column: [getattr(row, column) for row in rows] for column in COLUMNS}
+    differs = [column for column, numbers in values.items() if not all(_same(numbers[0], n) for n in numbers)]
+    return {"role": rows[0].role.value, "block": rows[0].block, "values": values, "differs": differs}
+
+
+def _same(one: float | None, other: float | None) -> bool:
+    return one is other if one is None or other is None else math.isclose(one, other, rel_tol=1e-9)
