@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from complete_mue.errors import KernelError
-from complete_mue.lab.kernels import choose, dispatch, grouped, list_kernels, plain_loop, routed_experts
+from complete_mue.lab.kernels import choose, dispatch, grouped, grouped_cpu, list_kernels, plain_loop, routed_experts
 
 # Torch says this once on CPUs without bfloat16 products, and computes all the same.
 pytestmark = [pytest.mark.draws, pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")]
@@ -179,6 +179,37 @@ def test_replicas_are_solo_runs(kernel: str, experts: int, most: int, monkeypatc
         lambda *a: torch.stack([routed_experts(*(t[k] for t in a), kernel=kernel) for k in range(5)]), arguments
     )
     assert_same(together, solo_grads, 1e-5)
+
+
+@pytest.mark.parametrize(("tokens", "expert_width"), [(7, 4), (64, 8), (111, 12)])
+def test_bits_of_a_replica_are_its_own_on_cpu(tokens: int, expert_width: int) -> None:
+    """Whatever the others choose, and whether or not the rows fill whole vectors."""
+    arguments = inputs(tokens=tokens, expert_width=expert_width, replicas=(3,))
+    together = everything(routed_experts, arguments)
+    index = arguments[3].clone()
+    index[0] = 0  # all tokens of one replica on one expert, as where it diverged
+    apart = everything(routed_experts, [*arguments[:3], index, arguments[4]])
+    assert all(torch.equal(together[name][1:], apart[name][1:]) for name in NAMES)
+    assert not torch.equal(together["y"][0], apart["y"][0])
+
+
+@pytest.mark.parametrize("parts", [1, 4, 12, 28])
+def test_a_columns_sum_has_the_same_bits_wherever_it_stands(parts: int) -> None:
+    columns, moved = torch.randn(parts, 111), torch.randperm(111)
+    total = grouped_cpu._sum(columns)
+    assert torch.equal(grouped_cpu._sum(columns[:, moved]), total[moved])
+    torch.testing.assert_close(total, columns.sum(0))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_errors_on_cpu_are_those_of_float32(shape: str) -> None:
+    """Every number is a sum of n products with a few roundings more: at most n + 16 units of 2^-24, of one sign."""
+    arguments = inputs(**SHAPES[shape])
+    x, up, _, index, _ = arguments
+    longest = max(x.shape[1], up.shape[1], index.shape[1], int(index.flatten().bincount().max()))
+    exact = everything(plain_loop.routed_experts, [a.double() if a.is_floating_point() else a for a in arguments])
+    got = everything(grouped.routed_experts, arguments)
+    assert_same({n: v.double() for n, v in got.items()}, exact, (longest + 16) * 2.0**-24)
 
 
 def test_more_than_1023_experts_in_all_replicas_run_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,20 @@ def test_products_depend_on_distance_alone() -> None:
     assert not torch.isclose(product(3, 7), product(3, 9))
 
 
+@pytest.mark.parametrize("lead", [(2,), (3, 2)])
+def test_rotation_is_the_formula_to_the_bit(lead: tuple[int, ...]) -> None:
+    x = torch.randn(*lead, 7, 3, 10, requires_grad=True)
+    cos, sin = rotary_table(torch.arange(7), 10)
+    c, s = cos.float()[:, None], sin.float()[:, None]
+    first, second = x.chunk(2, dim=-1)
+    want = torch.cat([first * c - second * s, second * c + first * s], dim=-1)
+    got = rotate(x, cos, sin)
+    assert torch.equal(got, want)
+    direction = torch.randn_like(got)
+    (grad,), (want_grad,) = (torch.autograd.grad(y, x, direction) for y in (got, want))
+    assert torch.equal(grad, want_grad)
+
+
 def test_channel_splits_of_video() -> None:
     """The paper's [48, 48, 24] on three axes: each axis turns its own channels."""
     positions = torch.tensor([[0, 0, 0], [5, 0, 0], [0, 5, 0], [0, 0, 5]])

@@ -20,7 +20,7 @@ def bench_moe_command(
         bool, typer.Option("--list", help="List the kernels, which one runs here by default, and leave.")
     ] = False,
     figure: Annotated[
-        list[str] | None, typer.Option("--figure", help="capacity, granularity or width; repeat for several.")
+        list[str] | None, typer.Option("--figure", help="capacity, granularity, width or tiny; repeat for several.")
     ] = None,
     kernel: Annotated[list[str] | None, typer.Option("--kernel", help="Only this kernel; repeat for several.")] = None,
     device: Annotated[

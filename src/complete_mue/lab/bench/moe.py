@@ -60,9 +60,11 @@ class Case:
 
 
 def cases(figure: str, device: str) -> tuple[Case, ...]:
-    """The shapes of a figure: the paper's on a GPU, smaller ones on CPU."""
+    """The shapes of a figure: the paper's on a GPU, smaller ones on CPU; ``tiny`` is the same on both."""
     if figure not in FIGURES:
         raise ShapeError(f"figure {figure!r}{nearest(figure, FIGURES)}: figures are {', '.join(FIGURES)}")
+    if figure == "tiny":
+        return tuple(Case(figure, 1024, 64, experts, 4, 8, torch.float32) for experts in (4, 8, 16, 32, 64))
     if device == "cpu":
         series = {
             "width": [(64, 8, h) for h in (16, 32, 64, 128)],

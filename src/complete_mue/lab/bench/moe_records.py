@@ -29,6 +29,7 @@ FIGURES = {
     "capacity": ("experts", "more experts, the same active width"),
     "granularity": ("active", "finer experts, the same active width, E = 8 k"),
     "width": ("expert_width", "wider experts"),
+    "tiny": ("experts", "the small sweeps' shapes"),
 }
 _AXIS_LABEL = {"experts": "experts E", "active": "active experts k", "expert_width": "expert width h"}
 _COLOURS = {

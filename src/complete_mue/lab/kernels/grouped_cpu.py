@@ -64,7 +64,7 @@ class _RoutedExperts(torch.autograd.Function):
         d_hidden = torch.empty_like(hidden)
         d_gate, d_value = d_hidden.chunk(2)
         u = torch.mul(grad, value, out=d_gate)
-        d_weight = (u * silu).sum(0, dtype=w.dtype)[bags] if need_weight else None
+        d_weight = _sum((u * silu).to(w.dtype))[bags] if need_weight else None
         torch.ops.aten.silu_backward.grad_input(u.mul_(w), gate, grad_input=d_gate)
         torch.mul(grad.mul_(w), silu, out=d_value)
         d_up = _grouped_mm(d_hidden, x.index_select(0, token), offs=ends) if need_up else None
@@ -75,3 +75,14 @@ class _RoutedExperts(torch.autograd.Function):
 def _combine(rows: Tensor, bags: Tensor) -> Tensor:
     """Sum of each token's own rows, without a copy of them: [rows, width], bags [tokens, active] -> [tokens, width]."""
     return F.embedding_bag(bags, rows, mode="sum")
+
+
+def _sum(parts: Tensor) -> Tensor:
+    """Sum over the first axis, by halves. torch's own sum adds in an order that depends on where a column stands, and
+    then a replica's bits would not be those of its run alone."""
+    while len(parts) > 1:
+        half = len(parts) // 2
+        left = parts[2 * half :]  # none, or one
+        parts = parts[:half] + parts[half : 2 * half]
+        parts[: len(left)] += left
+    return parts[0]

@@ -64,6 +64,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate x [..., tokens, heads, head_dim] by a table of [tokens, head_dim / 2], the two halves paired."""
     cos, sin = (part[:, None, :].to(x.dtype) for part in (cos, sin))
     first, second = x.chunk(2, dim=-1)
+    if x.device.type == "cpu" and not torch.compiler.is_compiling():
+        # The same bits from whole rows of heads, not from pieces of half a head: twice as fast where heads are small.
+        wide = (-1, x.shape[-2], -1)
+        cos, sin = (torch.cat(halves, dim=-1).expand(wide).contiguous() for halves in ((cos, cos), (-sin, sin)))
+        return x * cos + torch.cat([second, first], dim=-1) * sin
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
