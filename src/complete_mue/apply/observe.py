@@ -239,6 +239,8 @@ class _Watch(TorchDispatchMode):
         operands, ends = args[first : first + 2], None
         if product is _grouped_mm:
             ends = args[2] if len(args) > 2 else None
+            if operands[0].dim() == 3 and operands[1].dim() == 2:  # weights first, a column per row: the same, turned
+                operands, y = (operands[1].t(), operands[0].mT), y.t()
             if ends is None or operands[0].dim() != 2 or operands[1].dim() != 3:
                 return
         for place, weight in enumerate(operands):
