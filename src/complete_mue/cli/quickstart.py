@@ -10,6 +10,7 @@ import typer
 
 from complete_mue.cli.app import app, need_torch
 from complete_mue.cli.sweep import Workers, run_whole
+from complete_mue.tabular import terminal_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -73,15 +74,12 @@ def quickstart_command(
 
 def _show(number: int, part: Part, console: Console) -> None:
     """A part on the terminal."""
-    from rich import box
-    from rich.table import Table
-
     console.print(f"\n{number}. {part.title}", style="bold")
     console.print(part.about)
     if part.rows:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for heading in part.headings:
-            table.add_column(heading, no_wrap=True)
+        table = terminal_table(part.headings, part.headings)
+        for column in table.columns:
+            column.no_wrap = True
         for row in part.rows:
             table.add_row(*row, style={"held": "green", "missed": "red"}.get(row[-1], ""))
         console.print(table)

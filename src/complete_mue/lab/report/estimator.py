@@ -4,7 +4,7 @@
    squares, so that values with different seeds can be compared.
 2. A parabola in log2 of the value is fitted by least squares to the values within 1.5 octaves of the best one: three
    of a grid in octaves, up to seven in half octaves. In docs/results the misfit's chi squared per degree of freedom is
-   1.2 on average; over two octaves it would be 5.5.
+   about 1 on average; over two octaves it would be about 4 (tests/report/test_misfit.py).
 3. The optimum is the parabola's minimum. The regret of a value is the parabola's height there less its minimum; outside
    the window, the mean loss there less the minimum.
 4. Three values fix a parabola with none left to check it, and beside a cliff it dips too far. There its minimum is
@@ -40,7 +40,7 @@ Array = NDArray[np.float64]
 WINDOW = 1.5  # octaves
 BASIN_NATS = 0.01
 _ROUNDED = 0.05  # octaves by which a grid's values may be rounded
-_SCAN_FREEDOM = 6  # as the noise differs between curves in docs/results: by a factor of 1.35 or so
+_SCAN_FREEDOM = 6  # the noise differs between curves, by a third or so
 _DRAWS = 1000
 
 

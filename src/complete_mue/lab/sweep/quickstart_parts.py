@@ -21,6 +21,7 @@ from complete_mue.lab.models.check_setup import language_model_setup
 from complete_mue.lab.report.pictures import Axis, Dot, Drawn, Panel, Picture, pictures
 from complete_mue.lab.report.summary import Summary, summarize
 from complete_mue.lab.report.verdict import Line
+from complete_mue.lab.sweep.grid import REFERENCE_RULES
 from complete_mue.lab.sweep.quickstart import COST_LIMIT, DRIFT_LIMIT, OURS, RIVAL, Found, found_by, worst_along
 
 DERIVED = "complete_mue"  # the paper's rules, which follow from sizes; OURS adds a measured factor
@@ -182,7 +183,7 @@ def _trained_picture(summary: Summary, every: list[Found]) -> Picture:
 
 
 def _median_line(rules: str, line: Drawn, curves: dict[tuple[str, str], Found]) -> Drawn:
-    found = curves.get((rules, line.name)) or curves[DERIVED, line.name]  # the reference's own
+    found = curves.get((rules, line.name)) or curves[REFERENCE_RULES, line.name]
     dots = tuple(Dot(x, y, f"{line.name}, learning rate {x:.3g}: {y:.3f}") for x, y in found.losses.items())
     best = found.optimum
     ring = Dot(best.value, best.loss, f"{line.name}: optimum {best.value:.3g}, loss {best.loss:.3f}") if best else None
