@@ -189,7 +189,7 @@ def main() -> int:
     parser.add_argument("--scale", default="small", help="as of `mue sweep`")
     parser.add_argument("--seeds", default=SEEDS)
     parser.add_argument("--only", default=",".join(SETS), help=f"some of {', '.join(SETS)}")
-    parser.add_argument("--target", action="append", help="of these sets, the sweeps of these targets alone, in this order")
+    parser.add_argument("--target", action="append", help="the sweeps of these targets alone, in this order")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change the reference's config")
     parser.add_argument("--runs", type=Path, default=Path("runs/roles"))
     parser.add_argument("--known", type=Path, action="append", default=[], help="sweeps to take finished runs from")
