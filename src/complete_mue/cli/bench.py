@@ -44,6 +44,9 @@ def bench_moe_command(
     from rich.console import Console
     from rich.table import Table
 
+    from complete_mue.lab.bench.moe_records import check_names
+
+    check_names(figure or (), device)  # refused before torch is loaded
     from complete_mue.lab.bench.moe import BenchResult, list_kernels, run
 
     console, notes = Console(highlight=False, markup=False), Console(stderr=True, highlight=False)

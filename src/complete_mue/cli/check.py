@@ -11,7 +11,7 @@ import typer
 
 from complete_mue.cli.app import app, need_torch
 from complete_mue.errors import FileError
-from complete_mue.layout import FeedForward
+from complete_mue.layout.axes import AXES, axis_lines
 from complete_mue.rules import CATALOG, DEFAULT_RULES, Rules
 
 
@@ -55,8 +55,7 @@ def check_command(
     """
     need_torch("mue check")
     Rules(rules)  # what cannot be read is refused before torch is loaded
-    if layout is not None:
-        FeedForward.parse(layout, 1)
+    axis_lines(axis or list(AXES), layout, None)
     from rich.console import Console
 
     from complete_mue.apply.check_report import tables, write

@@ -76,7 +76,7 @@ def init_command(
     paths = {name: out / name for name in texts}
     there = [str(path) for path in paths.values() if os.path.lexists(path)]
     if there and not force:
-        raise FileError(f"{', '.join(there)}: there already; give --force to overwrite, or another --out")
+        raise FileError(f"{', '.join(there)}: already there; give --force to overwrite, or another --out")
     for name, text in texts.items():
         document = Document(name, text)
         document.reference() if name == "reference.toml" else document.target()  # what we write reads back
