@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from rich.box import HEAVY_HEAD
 from rich.table import Table
 
-from complete_mue.errors import FileError
+from complete_mue.errors import FileError, KernelError, ShapeError, nearest
 from complete_mue.storage import whole
 from complete_mue.tabular import terminal_table
 
@@ -36,6 +37,15 @@ _COLOURS = {
     "triton": "tab:red", "sonic": "tab:purple", "sonic, native": "tab:pink", "grouped": "tab:orange",
     "grouped, compiled": "tab:green", REFERENCE: "tab:gray",
 }  # fmt: skip
+
+
+def check_names(figures: Sequence[str], device: str | None) -> None:
+    """Refuse names that no machine knows."""
+    for figure in figures:
+        if figure not in FIGURES:
+            raise ShapeError(f"figure {figure!r}{nearest(figure, FIGURES)}: figures are {', '.join(FIGURES)}")
+    if device is not None and device.split(":")[0] not in ("cpu", "cuda"):
+        raise KernelError(f"device {device!r}: give 'cuda' or 'cpu'")
 
 
 @dataclass(frozen=True)

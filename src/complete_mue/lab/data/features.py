@@ -4,7 +4,7 @@
       manifest.json                       written last
       features-00000.safetensors …        images [items, …], text [items, length(, size)], lengths [items]
 
-Shards appear whole or not at all; a killed run goes on after the last finished one.
+Shards appear whole or not at all; a killed run continues after the last finished one.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def cache_features(
     """Encode every item of ``source`` (the first ``items`` of an endless one) into the folder ``out``.
 
     ``autoencoder`` and ``text_encoder`` are local folders, hub names, or loaded ones; without them pixels and bytes
-    are kept. The same call goes on where it was stopped and returns at once when all is done.
+    are kept. The same call continues where it was stopped and returns at once when all is done.
     """
     out = Path(out)
     for name, value in (("text_length", text_length), ("batch", batch), ("shard_items", shard_items)):
@@ -314,7 +314,7 @@ def _finished(out: Path, asked: Mapping[str, Any]) -> list[FeatureShard]:
     if not path.exists():
         write_json(path, {"asked": asked, "shards": []})
         return []
-    remedy = "empty the folder and start anew"
+    remedy = "empty the folder and start over"
     found = decode(_Unfinished, read_json(path, "record of unfinished features", remedy), path, remedy)
     if found.shards:
         _same(out, found.asked, asked)

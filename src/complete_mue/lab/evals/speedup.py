@@ -54,7 +54,7 @@ def compare(reference: Path, target: Path) -> Comparison:
 
 
 def _comparable(reference: RunConfig, target: RunConfig) -> None:
-    known = bool(reference.task.data and target.task.data)  # runs of before name their data by path alone
+    known = bool(reference.task.data and target.task.data)  # older runs name their data by path alone
     one, two = (
         dataclasses.replace(task, source=task.data if known else task.source, data="")
         for task in (reference.task, target.task)

@@ -189,11 +189,11 @@ class RunConfig:
 
     @property
     def unpinned(self) -> RunConfig:
-        """The same, without saying what the data holds: as in records of before, which name it by path alone."""
+        """The same, without saying what the data holds: as in older records, which name it by path alone."""
         return dataclasses.replace(self, task=dataclasses.replace(self.task, data=""))
 
     def is_known_as(self, fingerprint: str) -> bool:
-        """Whether a record with this fingerprint is of this config, also one of before."""
+        """Whether a record with this fingerprint is of this config, also an older one."""
         return fingerprint in (self.fingerprint, self.unpinned.fingerprint)
 
 

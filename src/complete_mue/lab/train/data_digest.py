@@ -20,6 +20,6 @@ def pinned(config: RunConfig) -> RunConfig:
     if task.data not in ("", found):
         raise RunError(
             f"task.source = {task.source}: holds {found}, and the config was started with {task.data}: the data was "
-            "replaced; put it back, or start anew with the new data in a directory of its own"
+            "replaced; put it back, or start over with the new data in a directory of its own"
         )
     return dataclasses.replace(config, task=dataclasses.replace(task, data=found))
