@@ -13,17 +13,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from complete_mue.errors import FileError, ShapeError, nearest
-from complete_mue.lab.data.batches import ImageBatch, Pictures, caption_tokens, pixels
+from complete_mue.lab.data.batches import ImageBatch, SampledPictures, caption_tokens, pixels
 from complete_mue.lab.data.decoding import LARGEST_FILE, SUFFIXES, decode, resize
 from complete_mue.lab.data.documents import HubDataset
 from complete_mue.lab.data.extras import need
-from complete_mue.lab.data.item_order import Rows, Sampling, part
+from complete_mue.lab.data.item_order import Choice
 from complete_mue.layout.numbers import count
 from complete_mue.storage import LARGEST_JSON
 
@@ -219,14 +219,12 @@ class HubImages(Collection):
         return f"{self.name}, row {item}"
 
 
-class ImageData(Pictures):
-    """Batches of a collection: one size, shuffled, each picture once per epoch, the same for every number of ranks.
+class ImageData(SampledPictures):
+    """Batches of a collection, all pictures of one size.
 
-    ``size`` is one number or (height, width). ``held_out`` sets the last fraction of the items apart as the split of
-    that name. ``frames`` makes clips out of animations. ``workers`` threads decode; batches do not depend on them.
+    ``size`` is one number or (height, width). ``frames`` makes clips out of animations. ``workers`` threads decode;
+    batches do not depend on them.
     """
-
-    items: int
 
     def __init__(
         self,
@@ -236,33 +234,19 @@ class ImageData(Pictures):
         rows: int,
         text_length: int = 128,
         frames: int | None = None,
-        held_out: float = 0.0,
-        split: str = "train",
-        seed: int = 0,
-        rank: int = 0,
-        world: int = 1,
-        epochs: str = "single",
         workers: int = 1,
+        **choice: Unpack[Choice],
     ) -> None:
         height, width = (size, size) if isinstance(size, int) else size
         self.size = count("size", height), count("size", width)
         self.collection, self.text_length = collection, count("text_length", text_length)
         self.frames = frames if frames is None else count("frames", frames)
-        self._first, self.items = part(len(collection), held_out, split)
-        self.rows = Rows(rows, rank, world)
-        self._sampling = Sampling(self.items, self.rows, seed, epochs, f"{collection.name}, {split}: pictures")
+        super().__init__(len(collection), rows, collection.name, **choice)
         self._pool = ThreadPoolExecutor(workers) if count("workers", workers) > 1 else None
-
-    def __len__(self) -> int:
-        return self._sampling.steps
 
     def identity(self) -> str:
         """What the items are made of, and which of them."""
         return f"{self.collection.identity()} {self.size} {self.frames} {self._first} {self.items}"
-
-    def indices(self, step: int) -> NDArray[np.int64]:
-        """Shuffled; a step past the single epoch is an error."""
-        return self._sampling.indices(step)
 
     def captions(self, items: NDArray[np.int64]) -> list[str]:
         """Their captions."""
