@@ -102,7 +102,6 @@ def test_continuations_longer_than_the_model_are_scored_whole() -> None:
         whole = [BYTES.end_of_text, *tokens[: first + LONGEST]][-LONGEST - 1 :]
         part = tokens[first : first + LONGEST]
         expected += plain(model, whole[: -len(part)], part)[0]
-    assert Scorer(model, BYTES, LONGEST).rolling([text]) == [pytest.approx(expected, abs=NOISE * len(tokens))]
     (found,) = Scorer(model, BYTES, LONGEST).loglikelihoods([("", text)])
     assert found[0] == pytest.approx(expected, abs=NOISE * len(tokens))
 

@@ -18,7 +18,6 @@ from complete_mue.lab.evals.task_files import Record, checksum, find, read_recor
 
 Kind = Literal["choice", "schema", "word", "arithmetic"]
 LETTERS = "ABCDE"
-PAPER_SHOTS = 5
 
 
 @dataclass(frozen=True)
