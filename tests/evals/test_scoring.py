@@ -18,8 +18,7 @@ from complete_mue.lab.evals.scoring import Generation, Scorer  # noqa: E402
 from complete_mue.lab.models.lm import LanguageModel  # noqa: E402
 from complete_mue.lab.recipes import recipe  # noqa: E402
 from complete_mue.lab.train.config import override  # noqa: E402
-from complete_mue.lab.train.objective import next_token_loss  # noqa: E402
-from complete_mue.lab.train.task import build  # noqa: E402
+from complete_mue.lab.train.task import build, next_token_loss  # noqa: E402
 from complete_mue.layout import FeedForward, ModelShape  # noqa: E402
 
 pytestmark = pytest.mark.draws

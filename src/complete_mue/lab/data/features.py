@@ -25,10 +25,9 @@ from complete_mue.errors import FileError, RunError, ShapeError
 from complete_mue.lab.data.batches import ImageBatch, Pictures, SampledPictures
 from complete_mue.lab.data.encoders import Autoencoder, TextEncoder, fingerprint
 from complete_mue.lab.data.extras import need
-from complete_mue.lab.data.file_parts import OpenFiles
+from complete_mue.lab.data.file_parts import OpenFiles, StoredRows
 from complete_mue.lab.data.item_order import Choice
 from complete_mue.lab.data.progress import Meter
-from complete_mue.lab.data.safetensors_rows import StoredRows
 from complete_mue.lab.data.shard_folder import (
     FEATURES,
     MANIFEST,
