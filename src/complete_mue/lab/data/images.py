@@ -18,10 +18,10 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from complete_mue.errors import FileError, ShapeError, nearest
+from complete_mue.errors import FileError, ShapeError
 from complete_mue.lab.data.batches import ImageBatch, SampledPictures, caption_tokens, pixels
 from complete_mue.lab.data.decoding import LARGEST_FILE, SUFFIXES, decode, resize
-from complete_mue.lab.data.documents import HubDataset
+from complete_mue.lab.data.documents import HubDataset, need_column
 from complete_mue.lab.data.extras import need
 from complete_mue.lab.data.item_order import Choice
 from complete_mue.layout.numbers import count
@@ -179,20 +179,13 @@ class HubImages(Collection):
         source = path if isinstance(path, HubDataset) else HubDataset(str(path).removeprefix("hf:"), config, split)
         self.name = str(source)
         dataset = source.load()
-        for key, what in ((image_key, "image_key"), (caption_key, "caption_key")):
-            if key not in dataset.column_names:
-                raise FileError(
-                    f"{source}: no column {key!r}{nearest(key, dataset.column_names)}; columns are "
-                    f"{', '.join(dataset.column_names[:20])}: give the right one as {what}"
-                )
+        for key, option in ((image_key, "image_key"), (caption_key, "caption_key")):
+            need_column(key, dataset.column_names, str(source), option)
         # Undecoded, so that pictures pass through our own bounds.
         library = need("datasets", "Hugging Face images")
         self._images = dataset.select_columns([image_key]).cast_column(image_key, library.Image(decode=False))
-        self._captions, self._image_key, self._caption_key = (
-            dataset.select_columns([caption_key]),
-            image_key,
-            caption_key,
-        )
+        self._captions = dataset.select_columns([caption_key])
+        self._image_key, self._caption_key = image_key, caption_key
         self._fingerprint = str(dataset._fingerprint)
 
     def __len__(self) -> int:
