@@ -31,8 +31,7 @@ from complete_mue.lab.data.manifest import Manifest  # noqa: E402
 from complete_mue.lab.data.tars import ImageTars  # noqa: E402
 from complete_mue.lab.recipes import recipe  # noqa: E402
 from complete_mue.lab.train import checkpoint  # noqa: E402
-from complete_mue.lab.train.config import RunConfig, override, read_config  # noqa: E402
-from complete_mue.lab.train.data_digest import pinned  # noqa: E402
+from complete_mue.lab.train.config import RunConfig, override, pinned, read_config  # noqa: E402
 from complete_mue.lab.train.loop import train  # noqa: E402
 from complete_mue.lab.train.run_folder import read_metrics  # noqa: E402
 from complete_mue.lab.train.trainer import Trainer  # noqa: E402

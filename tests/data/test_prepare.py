@@ -316,7 +316,7 @@ def test_a_finished_shard_that_was_damaged_is_made_again(tmp_path: Path, two_sou
 
 def _stop_after(sources: list[Path], out: Path, shards: int, options: dict[str, Any]) -> None:
     """Prepare until so many shards are written, then fail as a full disk would."""
-    import complete_mue.lab.data.prepare_text as module
+    import complete_mue.lab.data.shard_folder as module
 
     whole, written = module.whole, []
 

@@ -89,7 +89,7 @@ def test_scores_equal_the_harness_own_adapter(name: str, sets: Path, both: tuple
         assert our_best == their_best
 
 
-def test_generation_and_whole_texts_equal_the_harness_own_adapter(sets: Path, both: tuple[Any, Any]) -> None:
+def test_generation_equals_the_harness_own_adapter(sets: Path, both: tuple[Any, Any]) -> None:
     theirs, ours = both
     asked = instances("svamp", sets, 12)
     for instance in asked:
@@ -100,11 +100,6 @@ def test_generation_and_whole_texts_equal_the_harness_own_adapter(sets: Path, bo
     written = ours.generate_until(asked)
     assert written == theirs.generate_until(asked)
     assert any(written)
-
-    class Request:
-        args = ("The quick brown fox é " * 40,)
-
-    assert ours.loglikelihood_rolling([Request]) == pytest.approx(theirs.loglikelihood_rolling([Request]), rel=1e-5)
 
 
 def tiny_run(folder: Path, layout: str = "8e2a1s") -> Path:

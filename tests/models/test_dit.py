@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from complete_mue.apply.bind import bind  # noqa: E402
 from complete_mue.lab.models import DiffusionTransformer  # noqa: E402
 from complete_mue.lab.models.flow_sampling import euler, heun, sample  # noqa: E402
-from complete_mue.lab.train.objective import interpolate, next_token_loss, velocity_loss  # noqa: E402
+from complete_mue.lab.train.task import interpolate, next_token_loss, velocity_loss  # noqa: E402
 
 pytestmark = pytest.mark.draws
 

@@ -16,7 +16,7 @@ from complete_mue.lab.report import summarize
 from complete_mue.lab.report.html_page import report_html
 from complete_mue.lab.report.tables import csv_text
 from complete_mue.lab.report.write import report_markdown, write_report
-from complete_mue.lab.sweep.settled import settled
+from complete_mue.lab.sweep.request import settled
 
 Write = Callable[..., Path]
 FEW = (1e-300, 1e300, 9e99)

@@ -18,8 +18,8 @@ from complete_mue.lab.records import Ledger
 from complete_mue.lab.records.pack import pack_sweeps
 from complete_mue.lab.sweep.executor import Here, Job
 from complete_mue.lab.sweep.grid import Scan, Sweep, Target, pinned_sweep
+from complete_mue.lab.sweep.request import settled
 from complete_mue.lab.sweep.run import run
-from complete_mue.lab.sweep.settled import settled
 from small_sweeps import base, losses
 
 

@@ -21,8 +21,7 @@ from complete_mue.lab.data import TextData, prepare  # noqa: E402
 from complete_mue.lab.recipes import recipe  # noqa: E402
 from complete_mue.lab.train import checkpoint  # noqa: E402
 from complete_mue.lab.train.checkpoint import Checkpoint  # noqa: E402
-from complete_mue.lab.train.config import RunConfig, override, read_config  # noqa: E402
-from complete_mue.lab.train.data_digest import pinned  # noqa: E402
+from complete_mue.lab.train.config import RunConfig, override, pinned, read_config  # noqa: E402
 from complete_mue.lab.train.loop import Result, advice, train  # noqa: E402
 from complete_mue.lab.train.run_folder import read_metrics  # noqa: E402
 

@@ -28,7 +28,7 @@ def config_of(folder: Path, *more: str, base: str = "dit_tiny:8e2a") -> RunConfi
 
 
 def draw(run: Path, out: Path, prompt: str = "", **options: Any) -> Path:
-    config, model = load_run(run)
+    config, model, _ = load_run(run)
     return draw_pictures(config, model, prompt, 4, out, steps=2, guidance=2.0, seed=0, **options)
 
 

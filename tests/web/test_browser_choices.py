@@ -114,21 +114,20 @@ def test_a_curve_with_the_present_point(open_: Callable[..., Any], lm_plan: Any)
     from selenium.webdriver.support.select import Select
 
     browser = open_()
-    now = "document.querySelector('#plot-{} .now')?.dataset"
+    now = "document.querySelector('#plot-{} .ring')?.parentNode.getAttribute('aria-label')"
     until(browser, now.format("lr"))
     Select(browser.find_element("id", "plot-role")).select_by_value("expert_down")
-    for axis, x in (("experts", "128"), ("sparsity", "16.0"), ("width", "1024")):
+    for axis, x in (("experts", "128"), ("sparsity", "16"), ("width", "1024")):
         choose(browser, "axis", axis)
-        until(browser, f"{now.format('lr')}?.x === '{x}'")
         row = lm_plan.row("expert_down")
-        assert float(browser.execute_script(f"return {now.format('lr')}.y")) == row.lr
-        assert float(browser.execute_script(f"return {now.format('init_std')}.y")) == row.init_std
+        for column, value in (("lr", row.lr), ("init_std", row.init_std)):
+            until(browser, f"/^{value:.4g} .* {x}$/.test({now.format(column)})")
     choose(browser, "axis", "experts")
     choose(browser, "form", "folded")
-    folded = str(lm_plan.fold().row("expert_down").init_std)
-    until(browser, f"{now.format('init_std')}?.y === '{folded}' && {now.format('init_std')}?.x === '128'")
+    folded = f"/^{lm_plan.fold().row('expert_down').init_std:.4g} .* 128$/.test({now.format('init_std')})"
+    until(browser, folded)
     again(browser)
-    until(browser, f"{now.format('init_std')}?.y === '{folded}' && {now.format('init_std')}?.x === '128'")
+    until(browser, folded)
     assert browser.execute_script("return document.getElementById('plot-role').value") == "expert_down"
 
 

@@ -68,7 +68,7 @@ def bench_moe_command(
         keep = (lambda so_far: so_far.write(out)) if out else (lambda so_far: None)
         result = run(figure, device, repeats=repeats, kernels=kernel, each=keep)
     if json:
-        print(result.to_json())
+        print(jsonlib.dumps(result.to_dict(), indent=1))
     else:
         console.print(result.table())
     folder = draw.parent if draw else out

@@ -251,8 +251,7 @@ def run_whole(launch: Launch, sweep: Sweep, folder: Path) -> None:
 
 
 def _already_done(folder: Path, request: dict[str, Any], retry_failed: bool) -> bool:
-    from complete_mue.lab.sweep.request import refuse_failures
-    from complete_mue.lab.sweep.settled import settled
+    from complete_mue.lab.sweep.request import refuse_failures, settled
 
     points = settled(folder, request, retry_failed=retry_failed)
     if points is not None:

@@ -179,7 +179,7 @@ def sample_command(
     need_run(run)
     from complete_mue.lab.train.sample import draw_pictures, load_run, write_text
 
-    config, model = load_run(run)
+    config, model, _ = load_run(run)
     if type(config.task).__name__ == "TextTask":
         print(write_text(config, model, prompt or "\n", count or 200, temperature, seed))
         return

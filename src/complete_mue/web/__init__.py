@@ -7,7 +7,6 @@ snippet     a plan as Python that makes it again
 texts       a plan as files: other trainers' configs, JSON, CSV
 compare     rule sets side by side
 plot        lr and init std of a role along an axis
-curves      curves as SVG
 picture     a feed-forward block as SVG, active experts lit
 answer      all that the page shows of one plan
 runs        the sweeps of a folder and their reports, live

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from complete_mue.errors import MueError
+from complete_mue.lab.report.pictures import Dot, Drawn, Panel, Picture, log_axis
+from complete_mue.lab.report.svg import panel_svg
 from complete_mue.layout.notation import FeedForward, RoutedGroup
 from complete_mue.layout.shape import ModelShape
 from complete_mue.layout.tensors import Role
@@ -18,7 +20,6 @@ from complete_mue.plan.plan import Plan
 from complete_mue.plan.row import Row
 from complete_mue.plan.transfer import transfer
 from complete_mue.web.compare import chosen
-from complete_mue.web.curves import Line, curves_svg
 from complete_mue.web.fields import FieldError
 
 AXES = {
@@ -31,6 +32,14 @@ AXES = {
 }
 COLUMNS = {"lr": "learning rate", "init_std": "init std"}
 _MOST_HALVINGS = 10
+
+
+@dataclass(frozen=True)
+class Line:
+    """What one rule set gives along the axis: x and value."""
+
+    rules: str
+    points: tuple[tuple[float, float], ...]
 
 
 def keys(plan: Plan) -> list[str]:
@@ -56,9 +65,32 @@ def plot_answer(parameters: Mapping[str, str], plan: Plan) -> dict[str, Any]:
     alike = coinciding(lines)
     answer["rules"] = [*alike.values()]
     lines = {column: [line for line in found if line.rules in alike] for column, found in lines.items()}
-    here, x_name = _x(plan.shape, axis), AXES[axis][0]
-    drawn = {c: curves_svg(lines[c], here, x_name, name, f"{name} of {role}") for c, name in COLUMNS.items()}
+    here = _x(plan.shape, axis)
+    drawn = {c: _svg(lines[c], here, AXES[axis][0], f"{name} of {role}") for c, name in COLUMNS.items()}
+    answer["note"] += "".join(f" {role} has no {name}." for c, name in COLUMNS.items() if not drawn[c])
     return {**answer, **drawn}
+
+
+def _svg(lines: list[Line], here: float, x_name: str, title: str) -> str:
+    """Curves on logarithmic axes; the present point has a dashed line, a ring and its value. Nothing without points."""
+    xs, ys = ([point[i] for line in lines for point in line.points] for i in (0, 1))
+    if not ys:
+        return ""
+    drawn = [
+        Drawn(line.rules, style, tuple(Dot(x, y, f"{line.rules}: {_place(x, y)}") for x, y in line.points))
+        for style, line in enumerate(lines)
+    ]
+    now = dict(lines[0].points).get(here)
+    if now is not None:
+        drawn[0] = replace(drawn[0], minimum=Dot(here, now, _place(here, now)))
+    guide = (here, f"{now:.4g}") if now is not None else None
+    panel = Panel("", log_axis(x_name, xs, "{:.6g}".format), tuple(drawn), guide)
+    y = log_axis("", ys, "{:.2g}".format, reach=(min(ys) / 1.3, max(ys) * 1.3))
+    return panel_svg(Picture("", title, "", y, (panel,)), panel, f"clip-{title.split()[0]}")
+
+
+def _place(x: float, y: float) -> str:
+    return f"{y:.4g} at {x:.6g}"
 
 
 def along(plan: Plan, index: int, axis: str, names: tuple[str, ...], *, folded: bool = False) -> dict[str, list[Line]]:

@@ -87,7 +87,6 @@ def run(
     *,
     repeats: int = 10,
     kernels: Sequence[str] | None = None,
-    layer: bool = False,
     progress: bool = True,
     shapes: Sequence[Case] | None = None,
     each: Callable[[BenchResult], object] = lambda result: None,
@@ -95,8 +94,8 @@ def run(
     """Time every kernel that can run here (or ``kernels``) at every shape of ``figures`` (or at ``shapes``).
 
     ``figures`` defaults to the paper's two, on CPU with ``width`` too; ``kernels`` to all, on a GPU without
-    ``reference``, whose plain loop needs minutes there. ``layer`` adds whole layers, routing included. ``each`` is
-    called with all rows so far after every shape, so that a run that is cut short leaves what it has.
+    ``reference``, whose plain loop needs minutes there. ``each`` is called with all rows
+    so far after every shape, so that a run that is cut short leaves what it has.
     """
     check_names((), device)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -118,7 +117,7 @@ def run(
             advance(f"{case.figure} {case.experts}e{case.active}a h={case.expert_width}", 0)
             done = [row for row in rows if row.shape[1:] == case.shape]  # two figures may share a shape
             rows += [replace(row, figure=case.figure) for row in done] or _run_case(
-                case, torch.device(device), repeats, names, kernels is not None, layer, blocks
+                case, torch.device(device), repeats, names, kernels is not None, blocks
             )
             _free()
             advance("", 1)
@@ -194,17 +193,13 @@ def _candidates(inputs: _Inputs, name: str) -> Iterator[tuple[str, Callable[[], 
         yield "grouped, compiled", lambda: candidate("grouped, compiled", compiled, inputs.up)
 
 
-def _layer_candidate(
-    case: Case,
-    inputs: _Inputs,
-    spec: FeedForwardSpec,
-    name: str,
-    kernel: str | None,
-    blocks: dict[tuple[object, ...], Callable[..., Tensor]],
+def _dense_candidate(
+    case: Case, inputs: _Inputs, name: str, blocks: dict[tuple[object, ...], Callable[..., Tensor]]
 ) -> _Candidate:
+    spec = FeedForwardSpec.dense(case.active_width)
     key = (name, spec, case.width, case.tokens, case.dtype)
     if key not in blocks:  # the dense block is the same at many shapes: compile it once
-        layer = FeedForward(spec, case.width, kernel=kernel, device=inputs.x.device, dtype=case.dtype)
+        layer = FeedForward(spec, case.width, device=inputs.x.device, dtype=case.dtype)
         blocks[key] = torch.compile(layer, dynamic=False) if name == DENSE_COMPILED else layer
     forward = blocks[key]
     leaves = (inputs.x, *forward.parameters())  # type: ignore[attr-defined]
@@ -221,26 +216,16 @@ def _run_case(
     repeats: int,
     kernels: Sequence[str],
     forced: bool,
-    layer: bool,
     blocks: dict[tuple[object, ...], Callable[..., Tensor]],
 ) -> list[BenchRow]:
-    shape = (
-        case.tokens,
-        case.width,
-        case.experts,
-        case.active,
-        case.expert_width,
-        str(case.dtype).removeprefix("torch."),
-    )
+    shape = (*case.shape, str(case.dtype).removeprefix("torch."))
     try:
         inputs = _Inputs.draw(case, device)
     except RuntimeError as problem:
         return [BenchRow(case.figure, name, *shape, error=_short(problem)) for name in kernels]
-    dense = FeedForwardSpec.dense(case.active_width)
-    moe = FeedForwardSpec.moe(case.experts, case.active, case.expert_width)
-    makers: list[tuple[str, Callable[[], _Candidate]]] = []
-    for label in (DENSE, DENSE_COMPILED):
-        makers.append((label, partial(_layer_candidate, case, inputs, dense, label, None, blocks)))
+    makers: list[tuple[str, Callable[[], _Candidate]]] = [
+        (label, partial(_dense_candidate, case, inputs, label, blocks)) for label in (DENSE, DENSE_COMPILED)
+    ]
     rows: list[BenchRow] = []
     for name in kernels:
         try:
@@ -251,9 +236,6 @@ def _run_case(
             rows += [BenchRow(case.figure, name, *shape, error=reason)] if forced else []
             continue
         makers += _candidates(inputs, name)
-        if layer:
-            label = f"layer, {name}"
-            makers.append((label, partial(_layer_candidate, case, inputs, moe, label, name, {})))
 
     ready: list[tuple[_Candidate, float | None]] = []
     for label, maker in makers:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,9 @@ from rich.box import HEAVY_HEAD
 from rich.table import Table
 
 from complete_mue.errors import FileError, KernelError, ShapeError, nearest
-from complete_mue.storage import whole
+from complete_mue.lab.report.pictures import Dot, Drawn, Panel, Picture, linear_axis, log_axis
+from complete_mue.lab.report.plots import write_png
+from complete_mue.storage import write_json
 from complete_mue.tabular import terminal_table
 
 DENSE = "dense"
@@ -28,15 +29,11 @@ REFERENCE = "reference"
 # The varied number of each figure, and what stays fixed, as the title says it.
 FIGURES = {
     "capacity": ("experts", "more experts, the same active width"),
-    "granularity": ("active", "finer experts, the same active width, E = 8 k"),
+    "granularity": ("active", "finer experts, E = 8 k"),
     "width": ("expert_width", "wider experts"),
     "tiny": ("experts", "the small sweeps' shapes"),
 }
 _AXIS_LABEL = {"experts": "experts E", "active": "active experts k", "expert_width": "expert width h"}
-_COLOURS = {
-    "triton": "tab:red", "sonic": "tab:purple", "sonic, native": "tab:pink", "grouped": "tab:orange",
-    "grouped, compiled": "tab:green", REFERENCE: "tab:gray",
-}  # fmt: skip
 
 
 def check_names(figures: Sequence[str], device: str | None) -> None:
@@ -82,18 +79,16 @@ class BenchResult:
 
     # -- records ------------------------------------------------------------------------------------------
 
-    def to_json(self) -> str:
-        """One JSON object: ``bench``, ``machine``, ``repeats``, ``rows``."""
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: ``bench``, ``machine``, ``repeats``, ``rows``."""
         rows = [dataclasses.asdict(row) for row in self.rows]
-        return json.dumps({"bench": "moe", "machine": self.machine, "repeats": self.repeats, "rows": rows}, indent=1)
+        return {"bench": "moe", "machine": self.machine, "repeats": self.repeats, "rows": rows}
 
-    def write(self, directory: str | Path) -> Path:
-        """Write ``moe.json`` in ``directory`` (made if missing), whole or not at all."""
-        target = Path(directory) / "moe.json"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with whole(target) as file:
-            file.write(self.to_json().encode() + b"\n")
-        return target
+    def write(self, folder: Path) -> Path:
+        """Write moe.json."""
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / "moe.json", self.to_dict())
+        return folder / "moe.json"
 
     @classmethod
     def read(cls, path: str | Path) -> BenchResult:
@@ -149,62 +144,25 @@ class BenchResult:
         return table
 
     def plot(self, path: str | Path) -> Path:
-        """Draw one panel per figure: milliseconds against the varied number, dense as lines. Needs matplotlib."""
-        try:
-            from matplotlib.figure import Figure
-        except ImportError:
-            raise FileError(
-                "a picture needs matplotlib: pip install 'complete-mue[plots]', then plot the JSON"
-            ) from None
-        figure = Figure(figsize=(5.2 * len(self.figures), 4.2), layout="constrained")
-        panels = figure.subplots(1, len(self.figures), squeeze=False)[0]
-        for panel, name in zip(panels, self.figures, strict=True):
-            self._draw(panel, name)
-        panels[0].set_ylabel("forward + backward, ms")
-        handles = {
-            label: handle for panel in panels for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
-        }
-        figure.legend(handles.values(), handles, loc="outside lower center", ncols=4, fontsize="small", frameon=False)
-        figure.suptitle(", ".join(self.machine.values()), fontsize="small", color="gray")
-        path = Path(path)
+        """Draw one panel per figure: milliseconds against the varied number. Needs matplotlib."""
+        path, times = Path(path), [row.ms for row in self.rows if row.ms]
         path.parent.mkdir(parents=True, exist_ok=True)
-        with whole(path) as file:
-            figure.savefig(file, dpi=160, format=path.suffix[1:] or "png")
-        return path
+        wide = max(times, default=0.0) > 6 * min(times, default=0.0)
+        y = log_axis("ms", times) if wide else linear_axis("ms", [0.0, *times])
+        panels = tuple(self._panel(name) for name in self.figures)
+        title, where = "MoE layer, forward + backward", ", ".join(self.machine.values())
+        return write_png(Picture("moe", title, "", y, panels, where=where), path)
 
-    def _draw(self, panel: Any, figure: str) -> None:
+    def _panel(self, figure: str) -> Panel:
         axis, says = FIGURES.get(figure, ("experts", ""))
-        rows = [row for row in self.rows if row.figure == figure and row.ms is not None]
-        ticks = sorted({getattr(row, axis) for row in rows})
-        for kernel in dict.fromkeys(row.kernel for row in rows):
-            points = sorted((getattr(row, axis), row.ms or 0.0) for row in rows if row.kernel == kernel)
-            values = [ms for _, ms in points]
-            style = "--" if kernel == DENSE else "-"
-            constant = figure != "width"  # one dense block for the whole panel; its times differ by noise alone
-            if kernel in (DENSE, DENSE_COMPILED) and constant:
-                panel.axhline(statistics.median(values), color="black", linestyle=style, linewidth=1, label=kernel)
-            else:
-                colour = _COLOURS.get(kernel, "black" if kernel.startswith(DENSE) else None)
-                panel.plot(
-                    [at for at, _ in points],
-                    values,
-                    marker="o",
-                    markersize=4,
-                    linestyle=style,
-                    color=colour,
-                    label=kernel,
-                )
-        panel.set_xscale("log", base=2)
-        panel.set_xticks(ticks, [str(tick) for tick in ticks])
-        panel.minorticks_off()
-        times = [row.ms for row in rows if row.ms is not None]
-        if times and max(times) > 6 * min(times):
-            panel.set_yscale("log")
-        else:
-            panel.set_ylim(bottom=0)
-        panel.set_xlabel(_AXIS_LABEL[axis])
-        panel.set_title(f"{figure}: {says}", fontsize="medium")
-        panel.grid(alpha=0.25)
+        rows = sorted((row for row in self.rows if row.figure == figure and row.ms), key=lambda row: getattr(row, axis))
+        kernels = list(dict.fromkeys(row.kernel for row in self.rows if row.ms))  # a look each, the same in all panels
+        lines = [
+            Drawn(kernel, style, tuple(Dot(getattr(r, axis), r.ms or 0.0, "") for r in rows if r.kernel == kernel))
+            for style, kernel in enumerate(kernels)
+        ]
+        x = log_axis(_AXIS_LABEL[axis], [getattr(row, axis) for row in rows], "{:g}".format)
+        return Panel(f"{figure}: {says}", x, tuple(line for line in lines if line.dots))
 
 
 def _number(value: float | None, form: str) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from complete_mue.lab.data.item_order import Rows
+from complete_mue.lab.data.item_order import Order, Rows, Sampling, part
 
 PADDING = 0  # the byte that fills captions up; no caption holds it
 
@@ -58,6 +59,26 @@ class Pictures(ABC):
     def batch(self, step: int) -> ImageBatch:
         """This rank's rows at ``step``."""
         return self.at(self.indices(step))
+
+
+class SampledPictures(Pictures):
+    """Pictures that end: shuffled, each once per epoch, the same for every number of ranks."""
+
+    items: int
+
+    def __init__(
+        self, total: int, rows: int, name: str, *, held_out: float = 0.0, split: str = "train", **order: Unpack[Order]
+    ) -> None:
+        self._first, self.items = part(total, held_out, split)
+        self._sampling = Sampling.over(self.items, rows, f"{name}, {split}: pictures", **order)
+        self.rows = self._sampling.rows
+
+    def __len__(self) -> int:
+        return self._sampling.steps
+
+    def indices(self, step: int) -> NDArray[np.int64]:
+        """Shuffled; a step past the single epoch is an error."""
+        return self._sampling.indices(step)
 
 
 def caption_tokens(captions: Sequence[str], length: int) -> Tensor:

@@ -15,11 +15,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from complete_mue.lab.data.manifest import MANIFEST, Manifest
+from complete_mue.lab.data.manifest import Manifest
+from complete_mue.lab.data.shard_folder import FEATURES
 from complete_mue.lab.data.standard_library import library_checksum
-from complete_mue.storage import read_json
 
-_FEATURES = "complete_mue features"
 # What a built-in source is known by: a change to what it draws for a seed gives it another text, such as "scenes-2".
 DRAWN = {"scenes": "scenes", "shapes": "shapes", "sprites": "sprites"}
 
@@ -41,8 +40,7 @@ def picture_identity(source: str) -> str:
     """Of a built-in source, a folder that ``cache_features`` wrote, or one of captioned images."""
     if source in DRAWN:
         return DRAWN[source]
-    path = Path(source) / MANIFEST
-    if path.is_file() and read_json(path, "manifest").get("format") == _FEATURES:
+    if FEATURES.is_at(Path(source)):
         from complete_mue.lab.data.features import FeatureManifest
 
         return f"features-{_digest([shard.sha256 for shard in FeatureManifest.read(source).shards])}"

@@ -14,10 +14,11 @@ import json
 import lzma
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -184,11 +185,7 @@ class _Lines(_File):
             raise FileError(f"{self.name}:{number}: not JSON ({str(problem) or 'nested too deeply'})") from None
         if not isinstance(row, dict):
             raise FileError(f"{self.name}:{number}: a {type(row).__name__}; write one JSON object per line")
-        if self.text_key not in row:
-            raise FileError(
-                f"{self.name}:{number}: no key {self.text_key!r}{nearest(self.text_key, row)}; "
-                f"keys are {', '.join(list(row)[:20])}: give the text's as text_key"
-            )
+        need_column(self.text_key, row, f"{self.name}:{number}", "text_key", "key")
         return _utf8(row[self.text_key], f"{self.name}:{number}", self.text_key)
 
 
@@ -199,12 +196,7 @@ class _Parquet(_File):
         arrow, parquet = need("pyarrow", f"Parquet ({self.name})"), need("pyarrow.parquet", "Parquet")
         try:
             with parquet.ParquetFile(self.path) as file:
-                names = file.schema_arrow.names
-                if self.text_key not in names:
-                    raise FileError(
-                        f"{self.name}: no column {self.text_key!r}{nearest(self.text_key, names)}; "
-                        f"columns are {', '.join(names[:20])}: give the text's as text_key"
-                    )
+                need_column(self.text_key, file.schema_arrow.names, self.name, "text_key")
                 rows, row = max(1, file.metadata.num_rows), 0
                 for batch in file.iter_batches(batch_size=1024, columns=[self.text_key]):
                     for value in batch.column(0).to_pylist():
@@ -226,12 +218,7 @@ class _Hub(Reader):
         return {"file": self.name, "rows": self.size, "fingerprint": str(self.dataset._fingerprint)}
 
     def documents(self) -> Iterator[bytes]:
-        columns = self.dataset.column_names
-        if self.text_key not in columns:
-            raise FileError(
-                f"{self.name}: no column {self.text_key!r}{nearest(self.text_key, columns)}; "
-                f"columns are {', '.join(columns[:20])}: give the text's as text_key"
-            )
+        need_column(self.text_key, self.dataset.column_names, self.name, "text_key")
         row = 0
         for batch in self.dataset.select_columns([self.text_key]).iter(batch_size=1024):
             for value in batch[self.text_key]:
@@ -239,6 +226,13 @@ class _Hub(Reader):
                 self.position = row
                 if text := _utf8(value, f"{self.name}, row {row}", self.text_key):
                     yield text
+
+
+def need_column(name: str, known: Collection[str], where: str, option: str, what: str = "column") -> None:
+    """Refuse a table without the column that an option names."""
+    if name not in known:
+        found = ", ".join(islice(known, 20))
+        raise FileError(f"{where}: no {what} {name!r}{nearest(name, known)}; {what}s are {found}: give one as {option}")
 
 
 def _utf8(value: Any, where: str, text_key: str) -> bytes:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 import torch
@@ -21,22 +22,25 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from complete_mue.errors import FileError, RunError, ShapeError
-from complete_mue.lab.data.batches import ImageBatch, Pictures
+from complete_mue.lab.data.batches import ImageBatch, Pictures, SampledPictures
 from complete_mue.lab.data.encoders import Autoencoder, TextEncoder, fingerprint
 from complete_mue.lab.data.extras import need
-from complete_mue.lab.data.file_parts import OpenFiles
-from complete_mue.lab.data.item_order import Rows, Sampling, part
-from complete_mue.lab.data.manifest import MANIFEST, PROGRESS
+from complete_mue.lab.data.file_parts import OpenFiles, StoredRows
+from complete_mue.lab.data.item_order import Choice
 from complete_mue.lab.data.progress import Meter
-from complete_mue.lab.data.safetensors_rows import StoredRows
-from complete_mue.lab.records.decode import Checksum, Count, decode, refuse_other_format
+from complete_mue.lab.data.shard_folder import (
+    FEATURES,
+    MANIFEST,
+    PROGRESS,
+    is_whole,
+    refuse_other_request,
+    write_shard,
+)
+from complete_mue.lab.records.decode import Checksum, Count
 from complete_mue.layout.numbers import count
-from complete_mue.storage import exclusive, read_json, refuse_strangers, sha256, whole, write_json
+from complete_mue.storage import write_json
 
-FORMAT = "complete_mue features"
 STORED = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-_HEADER = {"format": FORMAT, "version": 1}
-_AGAIN = "cache them again"
 
 
 @dataclass(frozen=True)
@@ -63,10 +67,6 @@ class FeatureManifest:
         """Pictures in all shards."""
         return sum(shard.items for shard in self.shards)
 
-    def to_dict(self) -> dict[str, Any]:
-        """As it stands in the file."""
-        return {**_HEADER, **asdict(self)}
-
     def facts(self) -> dict[str, Any]:
         """A summary in plain data."""
         return {
@@ -82,13 +82,7 @@ class FeatureManifest:
     @classmethod
     def read(cls, folder: str | Path) -> FeatureManifest:
         """The manifest of a folder that ``cache_features`` wrote, every field checked."""
-        folder = Path(folder)
-        path = folder / MANIFEST
-        if not path.is_file() and (folder / PROGRESS).is_file():
-            raise FileError(f"{folder}: caching features there did not finish; run the same cache_features again")
-        data = read_json(path, "manifest of cached features", _AGAIN)
-        refuse_other_format(data, _HEADER, path, _AGAIN)
-        return decode(cls, data, path, _AGAIN)
+        return FEATURES.read(cls, Path(folder))
 
 
 def cache_features(
@@ -132,26 +126,22 @@ def cache_features(
         "autoencoder_name": images.name if images else None,
         "text_encoder_name": text.name if text else None,
     }
-    refuse_strangers(out, (MANIFEST, PROGRESS, "features-"), "cache_features")
-    with exclusive(out, "cache_features"), Meter(progress, total, "items") as meter:
+    with FEATURES.held(out), Meter(progress, total, "items") as meter:
         if (out / MANIFEST).exists():
             done = FeatureManifest.read(out)
-            _same(out, done.asked, asked)
+            refuse_other_request(out, done.asked, asked)
             return done
         shards = _finished(out, asked)
         meter.start("encoding")
-        shapes: list[tuple[int, ...]] = []
-        while sum(shard.items for shard in shards) < total:
-            first = sum(shard.items for shard in shards)
+        encode = _Encode(source, images, text, text_length, STORED[store], batch, meter)
+        while (first := sum(shard.items for shard in shards)) < total:
             numbers = np.arange(first, min(first + shard_items, total))
-            encode = _Encode(source, images, text, text_length, STORED[store], batch, meter)
             shards.append(_write(out / f"features-{len(shards):05d}.safetensors", encode(numbers)))
-            write_json(out / PROGRESS, {"asked": asked, "shards": [asdict(shard) for shard in shards]})
+            write_json(out / PROGRESS, asdict(_Progress(asked, shards)))
         with _opened(out / shards[0].file) as file:
             shapes = [tuple(file.get_slice(key).get_shape()[1:]) for key in ("images", "text")]
         manifest = FeatureManifest(asked, shapes[0], shapes[1], tuple(shards))
-        write_json(out / MANIFEST, manifest.to_dict())
-        (out / PROGRESS).unlink(missing_ok=True)
+        FEATURES.finish(out, asdict(manifest))
         return manifest
 
 
@@ -192,50 +182,23 @@ class _Encode:
         return tensor
 
 
-class FeatureData(Pictures):
+class FeatureData(SampledPictures):
     """A folder that ``cache_features`` wrote: latents as images, features (or bytes) as text.
 
     Text features are NaN after a caption's last token, which the diffusion transformer reads as "no text".
     """
 
-    items: int
-
-    def __init__(
-        self,
-        folder: str | Path,
-        *,
-        rows: int,
-        held_out: float = 0.0,
-        split: str = "train",
-        seed: int = 0,
-        rank: int = 0,
-        world: int = 1,
-        epochs: str = "single",
-        verify: bool = False,
-    ) -> None:
+    def __init__(self, folder: str | Path, *, rows: int, verify: bool = False, **choice: Unpack[Choice]) -> None:
         self.folder, self.manifest = Path(folder), FeatureManifest.read(folder)
         for shard in self.manifest.shards:
-            path = self.folder / shard.file
-            if not path.is_file() or path.stat().st_size != shard.bytes:
-                raise FileError(f"{path}: missing, cut off or changed; cache the features again")
-            if verify and sha256(path) != shard.sha256:
-                raise FileError(f"{path}: its checksum is not the manifest's: changed since; cache the features again")
+            FEATURES.check(self.folder / shard.file, shard.bytes, shard.sha256 if verify else None)
         self._starts = np.cumsum([0, *(shard.items for shard in self.manifest.shards)])
-        self._first, self.items = part(self.manifest.items, held_out, split)
-        self.rows = Rows(rows, rank, world)
-        self._sampling = Sampling(self.items, self.rows, seed, epochs, f"{folder}, {split}: pictures")
+        super().__init__(self.manifest.items, rows, str(folder), **choice)
         self._files, self._shards = OpenFiles("cache the features again"), dict[int, StoredRows]()
-
-    def __len__(self) -> int:
-        return self._sampling.steps
 
     def identity(self) -> str:
         """The shards' checksums, and which items of them."""
         return f"{[shard.sha256 for shard in self.manifest.shards]} {self._first} {self.items}"
-
-    def indices(self, step: int) -> NDArray[np.int64]:
-        """Shuffled; a step past the single epoch is an error."""
-        return self._sampling.indices(step)
 
     def captions(self, items: NDArray[np.int64]) -> list[str]:
         """Only bytes can be read back as text."""
@@ -297,37 +260,21 @@ def _opened(path: Path) -> Any:
 
 def _write(path: Path, tensors: dict[str, Tensor]) -> FeatureShard:
     content = need("safetensors.torch", "cached features").save(tensors)
-    with whole(path) as file:
-        file.write(content)
-    return FeatureShard(path.name, len(tensors["images"]), len(content), sha256(path))
+    return FeatureShard(path.name, len(tensors["images"]), len(content), write_shard(path, [content]))
 
 
 @dataclass(frozen=True)
-class _Unfinished:
+class _Progress:
     asked: dict[str, Any]
-    shards: tuple[FeatureShard, ...]
+    shards: list[FeatureShard]
 
 
-def _finished(out: Path, asked: Mapping[str, Any]) -> list[FeatureShard]:
+def _finished(out: Path, asked: dict[str, Any]) -> list[FeatureShard]:
     """Shards of an earlier call, up to the first that is not whole."""
-    path = out / PROGRESS
-    if not path.exists():
-        write_json(path, {"asked": asked, "shards": []})
+    found = FEATURES.unfinished(_Progress, out)
+    if found is None:
+        write_json(out / PROGRESS, asdict(_Progress(asked, [])))
         return []
-    remedy = "empty the folder and start over"
-    found = decode(_Unfinished, read_json(path, "record of unfinished features", remedy), path, remedy)
     if found.shards:
-        _same(out, found.asked, asked)
-    kept = []
-    for shard in found.shards:
-        file = out / shard.file
-        if not file.is_file() or file.stat().st_size != shard.bytes:
-            break
-        kept.append(shard)
-    return kept
-
-
-def _same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    for name, value in now.items():
-        if before.get(name) != value and not name.endswith("_name"):
-            raise FileError(f"{folder}: begun with another {name}; give another folder, or empty this one")
+        refuse_other_request(out, found.asked, asked)
+    return list(takewhile(lambda shard: is_whole(out / shard.file, shard.bytes), found.shards))

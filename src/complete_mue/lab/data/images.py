@@ -13,17 +13,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from complete_mue.errors import FileError, ShapeError, nearest
-from complete_mue.lab.data.batches import ImageBatch, Pictures, caption_tokens, pixels
+from complete_mue.errors import FileError, ShapeError
+from complete_mue.lab.data.batches import ImageBatch, SampledPictures, caption_tokens, pixels
 from complete_mue.lab.data.decoding import LARGEST_FILE, SUFFIXES, decode, resize
-from complete_mue.lab.data.documents import HubDataset
+from complete_mue.lab.data.documents import HubDataset, need_column
 from complete_mue.lab.data.extras import need
-from complete_mue.lab.data.item_order import Rows, Sampling, part
+from complete_mue.lab.data.item_order import Choice
 from complete_mue.layout.numbers import count
 from complete_mue.storage import LARGEST_JSON
 
@@ -179,20 +179,13 @@ class HubImages(Collection):
         source = path if isinstance(path, HubDataset) else HubDataset(str(path).removeprefix("hf:"), config, split)
         self.name = str(source)
         dataset = source.load()
-        for key, what in ((image_key, "image_key"), (caption_key, "caption_key")):
-            if key not in dataset.column_names:
-                raise FileError(
-                    f"{source}: no column {key!r}{nearest(key, dataset.column_names)}; columns are "
-                    f"{', '.join(dataset.column_names[:20])}: give the right one as {what}"
-                )
+        for key, option in ((image_key, "image_key"), (caption_key, "caption_key")):
+            need_column(key, dataset.column_names, str(source), option)
         # Undecoded, so that pictures pass through our own bounds.
         library = need("datasets", "Hugging Face images")
         self._images = dataset.select_columns([image_key]).cast_column(image_key, library.Image(decode=False))
-        self._captions, self._image_key, self._caption_key = (
-            dataset.select_columns([caption_key]),
-            image_key,
-            caption_key,
-        )
+        self._captions = dataset.select_columns([caption_key])
+        self._image_key, self._caption_key = image_key, caption_key
         self._fingerprint = str(dataset._fingerprint)
 
     def __len__(self) -> int:
@@ -219,14 +212,12 @@ class HubImages(Collection):
         return f"{self.name}, row {item}"
 
 
-class ImageData(Pictures):
-    """Batches of a collection: one size, shuffled, each picture once per epoch, the same for every number of ranks.
+class ImageData(SampledPictures):
+    """Batches of a collection, all pictures of one size.
 
-    ``size`` is one number or (height, width). ``held_out`` sets the last fraction of the items apart as the split of
-    that name. ``frames`` makes clips out of animations. ``workers`` threads decode; batches do not depend on them.
+    ``size`` is one number or (height, width). ``frames`` makes clips out of animations. ``workers`` threads decode;
+    batches do not depend on them.
     """
-
-    items: int
 
     def __init__(
         self,
@@ -236,33 +227,19 @@ class ImageData(Pictures):
         rows: int,
         text_length: int = 128,
         frames: int | None = None,
-        held_out: float = 0.0,
-        split: str = "train",
-        seed: int = 0,
-        rank: int = 0,
-        world: int = 1,
-        epochs: str = "single",
         workers: int = 1,
+        **choice: Unpack[Choice],
     ) -> None:
         height, width = (size, size) if isinstance(size, int) else size
         self.size = count("size", height), count("size", width)
         self.collection, self.text_length = collection, count("text_length", text_length)
         self.frames = frames if frames is None else count("frames", frames)
-        self._first, self.items = part(len(collection), held_out, split)
-        self.rows = Rows(rows, rank, world)
-        self._sampling = Sampling(self.items, self.rows, seed, epochs, f"{collection.name}, {split}: pictures")
+        super().__init__(len(collection), rows, collection.name, **choice)
         self._pool = ThreadPoolExecutor(workers) if count("workers", workers) > 1 else None
-
-    def __len__(self) -> int:
-        return self._sampling.steps
 
     def identity(self) -> str:
         """What the items are made of, and which of them."""
         return f"{self.collection.identity()} {self.size} {self.frames} {self._first} {self.items}"
-
-    def indices(self, step: int) -> NDArray[np.int64]:
-        """Shuffled; a step past the single epoch is an error."""
-        return self._sampling.indices(step)
 
     def captions(self, items: NDArray[np.int64]) -> list[str]:
         """Their captions."""

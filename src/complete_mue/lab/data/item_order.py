@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,22 @@ from complete_mue.layout.numbers import count
 
 EPOCHS = ("single", "repeat")
 SPLITS = ("train", "held_out")
+
+
+class Order(TypedDict, total=False):
+    """What every source of data can be asked: the order's seed, whose rows, and whether epochs repeat."""
+
+    seed: int
+    rank: int
+    world: int
+    epochs: str
+
+
+class Choice(Order, total=False):
+    """The same, of a part: ``held_out`` sets the last fraction of the items apart as the split of that name."""
+
+    held_out: float
+    split: str
 
 
 @dataclass(frozen=True)
@@ -71,6 +88,13 @@ class Sampling:
                 f"{self.what}: holds {self.items}, fewer than one batch of {self.rows.rows} rows; "
                 "give more data or smaller batches"
             )
+
+    @classmethod
+    def over(
+        cls, items: int, rows: int, what: str, *, seed: int = 0, rank: int = 0, world: int = 1, epochs: str = "single"
+    ) -> Sampling:
+        """Batches of so many rows over the items."""
+        return cls(items, Rows(rows, rank, world), seed, epochs, what)
 
     @property
     def steps(self) -> int:

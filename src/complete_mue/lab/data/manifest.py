@@ -18,17 +18,11 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from complete_mue.errors import FileError, ShapeError
+from complete_mue.lab.data.shard_folder import SPLITS, TEXT, TOKENIZER
 from complete_mue.lab.data.tokenizers import BYTES, ByteTokenizer, JsonTokenizer, Tokenizer
-from complete_mue.lab.records.decode import Checksum, Count, Step, decode, refuse_other_format
-from complete_mue.storage import read_json, sha256, write_json
+from complete_mue.lab.records.decode import Checksum, Count, Step
 
-MANIFEST = "manifest.json"
-PROGRESS = "progress.json"
-TOKENIZER = "tokenizer.json"
-SPLITS = ("train", "held_out")
 ITEM_SIZE = {"uint16": 2, "uint32": 4}
-_HEADER = {"format": "complete_mue tokens", "version": 1}
-_AGAIN = "prepare the data again"
 
 
 @dataclass(frozen=True)
@@ -91,28 +85,16 @@ class Manifest:
 
     # -- files ----------------------------------------------------------------------------------------------------
 
-    def to_dict(self) -> dict[str, Any]:
-        """As it stands in the file."""
-        splits = {name: _Split(self.documents(name), self.tokens(name), rows) for name, rows in self.splits.items()}
-        sources = tuple(dict(source) for source in self.sources)
-        return {**_HEADER, **dataclasses.asdict(_File(self.tokenizer, self.dtype, self.settings, splits, sources))}
-
     def write(self, folder: Path) -> None:
         """Write ``manifest.json``, whole or not at all."""
-        write_json(folder / MANIFEST, self.to_dict())
+        splits = {name: _Split(self.documents(name), self.tokens(name), rows) for name, rows in self.splits.items()}
+        sources = tuple(dict(source) for source in self.sources)
+        TEXT.finish(folder, dataclasses.asdict(_File(self.tokenizer, self.dtype, self.settings, splits, sources)))
 
     @classmethod
     def read(cls, folder: str | Path) -> Manifest:
         """The manifest of a prepared folder, every field checked."""
-        folder = Path(folder)
-        path = folder / MANIFEST
-        if not path.is_file():
-            if (folder / PROGRESS).is_file():
-                raise FileError(f"{folder}: preparing it did not finish; run the same `mue data prepare` again")
-            raise FileError(f"{folder}: no {MANIFEST}; give a folder that `mue data prepare` wrote")
-        data = read_json(path, "manifest of prepared text", _AGAIN)
-        refuse_other_format(data, _HEADER, path, _AGAIN)
-        found = decode(_File, data, path, _AGAIN)
+        found = TEXT.read(_File, Path(folder))
         splits = {name: split.shards for name, split in found.splits.items()}
         return cls(found.tokenizer, splits, found.sources, found.settings)
 
@@ -121,19 +103,8 @@ class Manifest:
     def check(self, folder: str | Path, split: str, *, verify: bool = False) -> None:
         """Every shard of ``split`` is there and has its size; with ``verify`` also its checksum."""
         for shard in self.splits[split]:
-            path = Path(folder) / shard.file
-            expected = shard.tokens * ITEM_SIZE[self.dtype]
-            try:
-                size = path.stat().st_size
-            except OSError as problem:
-                raise FileError(f"{path}: {problem.strerror}; the manifest lists it: prepare the data again") from None
-            if size != expected:
-                raise FileError(
-                    f"{path}: {size} bytes, but {shard.tokens} tokens need {expected}: cut off or changed; "
-                    "prepare the data again"
-                )
-            if verify and sha256(path) != shard.sha256:
-                raise FileError(f"{path}: its checksum is not the manifest's: changed since; prepare the data again")
+            size = shard.tokens * ITEM_SIZE[self.dtype]
+            TEXT.check(Path(folder) / shard.file, size, shard.sha256 if verify else None)
 
     def load_tokenizer(self, folder: str | Path) -> Tokenizer:
         """The tokenizer that made the folder, from its copy there."""

@@ -6,12 +6,11 @@ on nothing but sources and settings, so a run that was killed and continues ends
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +19,22 @@ from numpy.typing import NDArray
 
 from complete_mue.errors import FileError, ShapeError
 from complete_mue.lab.data.documents import HubDataset, Reader, open_sources
-from complete_mue.lab.data.manifest import (
-    ITEM_SIZE,
+from complete_mue.lab.data.manifest import ITEM_SIZE, Manifest, Shard, TokenizerInfo
+from complete_mue.lab.data.progress import Meter
+from complete_mue.lab.data.shard_folder import (
     MANIFEST,
     PROGRESS,
     SPLITS,
+    TEXT,
     TOKENIZER,
-    Manifest,
-    Shard,
-    TokenizerInfo,
+    is_whole,
+    refuse_other_request,
+    write_shard,
 )
-from complete_mue.lab.data.progress import Meter
 from complete_mue.lab.data.tokenizers import Encoded, JsonTokenizer, Tokenizer, load_tokenizer
-from complete_mue.lab.records.decode import Count, Step, decode
+from complete_mue.lab.records.decode import Count, Step
 from complete_mue.layout.numbers import count
-from complete_mue.storage import exclusive, read_json, refuse_strangers, whole, write_json
+from complete_mue.storage import whole, write_json
 
 SHARD_TOKENS = 2**24
 _CHUNK_BYTES = 2**19
@@ -75,8 +75,7 @@ def prepare(
     settings = {
         "text_key": text_key, "separator": separator, "shard_tokens": shard_tokens, "held_out": float(held_out),
     }  # fmt: skip
-    refuse_strangers(out, (MANIFEST, PROGRESS, TOKENIZER, *(f"{split}-" for split in SPLITS)), "mue data prepare")
-    with exclusive(out, "mue data prepare"):
+    with TEXT.held(out):
         run = _Run(out, chosen, readers, settings, workers, Meter(progress, sum(reader.size for reader in readers)))
         with run.meter:
             if isinstance(chosen, JsonTokenizer) and chosen.dropout:
@@ -88,43 +87,29 @@ def prepare(
 class _Progress:
     """What is done: shards by split with where the next document stands (source, document), documents in all."""
 
-    total: int | None = None
-    shards: dict[str, list[Shard]] = field(default_factory=lambda: {split: [] for split in SPLITS})
-    after: dict[str, tuple[int, int]] = field(default_factory=dict)
-
-    @property
-    def documents(self) -> int:
-        return sum(shard.documents for split in SPLITS for shard in self.shards[split])
-
-    def to_dict(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        shards = {split: [asdict(shard) for shard in rows] for split, rows in self.shards.items()}
-        return {"asked": asked, "total": self.total, "shards": shards, "after": self.after}
-
-    @classmethod
-    def read(cls, path: Path, asked: Mapping[str, Any]) -> _Progress:
-        remedy = "empty the folder and start over"
-        found = decode(_Unfinished, read_json(path, "record of an unfinished `mue data prepare`", remedy), path, remedy)
-        before, shards = found.asked, {split: list(found.shards[split]) for split in SPLITS}
-        done = cls(found.total, shards, {row.file: found.after[row.file] for rows in shards.values() for row in rows})
-        if not done.documents and before != asked:  # nothing would be lost: a first attempt that failed
-            return cls()
-        _same(path.parent, before, asked)
-        return done
-
-
-@dataclass(frozen=True)
-class _Unfinished:
     asked: dict[str, Any]
-    total: Count | None
-    shards: dict[str, tuple[Shard, ...]]
-    after: dict[str, tuple[Step, Step]]
+    total: Count | None = None
+    shards: dict[str, list[Shard]] = field(default_factory=lambda: {split: [] for split in SPLITS})
+    after: dict[str, tuple[Step, Step]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if set(self.shards) != set(SPLITS):
             raise ShapeError(f"shards are of {', '.join(self.shards)!r:.80}, not of {', '.join(SPLITS)}")
-        for shard in (row for rows in self.shards.values() for row in rows):
+        for shard in self.listed:
             if shard.file not in self.after:
                 raise ShapeError(f"after says nothing of {shard.file}")
+
+    @property
+    def listed(self) -> list[Shard]:
+        """All shards, in order."""
+        return [shard for split in SPLITS for shard in self.shards[split]]
+
+    @property
+    def documents(self) -> int:
+        return sum(shard.documents for shard in self.listed)
+
+    def write(self, folder: Path) -> None:
+        write_json(folder / PROGRESS, asdict(self))
 
 
 class _Run:
@@ -150,7 +135,7 @@ class _Run:
         """Go on from what is there to the manifest."""
         if (self.out / MANIFEST).exists():
             done = Manifest.read(self.out)
-            _same(self.out, _asked(done.tokenizer, done.settings, done.sources), self.asked)
+            refuse_other_request(self.out, _asked(done.tokenizer, done.settings, done.sources), self.asked)
             for split in done.splits:
                 done.check(self.out, split)
             return done
@@ -163,24 +148,22 @@ class _Run:
             raise FileError(f"{names}: no documents in it; give text that is not empty")
         manifest = Manifest(self.info, splits, tuple(reader.identity for reader in self.readers), self.settings)
         manifest.write(self.out)
-        (self.out / PROGRESS).unlink(missing_ok=True)
         return manifest
 
     def _progress(self) -> _Progress:
         """What an earlier call finished, without shards that are not whole any more and those after them."""
-        path = self.out / PROGRESS
-        if not path.exists():
-            write_json(path, _Progress().to_dict(self.asked))
-            return _Progress()
-        progress, broken = _Progress.read(path, self.asked), False
-        for split in SPLITS:
-            kept = []
-            for shard in progress.shards[split]:
-                file = self.out / shard.file
-                size = shard.tokens * ITEM_SIZE[self.info.dtype]
-                broken = broken or not file.is_file() or file.stat().st_size != size
-                kept += [] if broken else [shard]
-            progress.shards[split] = kept
+        progress = TEXT.unfinished(_Progress, self.out)
+        if progress is None:
+            progress = _Progress(self.asked)
+            progress.write(self.out)
+        if progress.documents:
+            refuse_other_request(self.out, progress.asked, self.asked)
+        elif progress.asked != self.asked:  # nothing would be lost: a first attempt that failed
+            return _Progress(self.asked)
+        size = ITEM_SIZE[self.info.dtype]
+        kept = takewhile(lambda shard: is_whole(self.out / shard.file, shard.tokens * size), progress.listed)
+        names = {shard.file for shard in kept}
+        progress.shards = {split: [row for row in progress.shards[split] if row.file in names] for split in SPLITS}
         return progress
 
     def _keep_tokenizer(self) -> None:
@@ -197,7 +180,7 @@ class _Run:
         if progress.total is None:
             self.meter.start("counting")
             progress.total = sum(1 for _ in self._documents(0, 0))
-            write_json(self.out / PROGRESS, progress.to_dict(self.asked))
+            progress.write(self.out)
         if progress.total == 1:  # of one document, the end of its text
             self.halved = True
             return 1
@@ -241,7 +224,7 @@ class _Run:
 
     def _write_shards(self, progress: _Progress, train: int | None) -> None:
         self.meter.start("tokenizing")
-        last = [shard for split in SPLITS for shard in progress.shards[split]][-1:]
+        last = progress.listed[-1:]
         source, skip = progress.after[last[0].file] if last else (0, 0)
         self.starts = {source: progress.documents - skip}
         cutter = _Cutter(self, progress, train)
@@ -293,16 +276,11 @@ class _Cutter:
             return
         rows = self.progress.shards[self.split]
         path = self.run.out / f"{self.split}-{len(rows):05d}.bin"
-        digest = hashlib.sha256()
-        with whole(path) as file:
-            for part in self.parts:
-                content = part.tobytes()
-                digest.update(content)
-                file.write(content)
-        rows.append(Shard(path.name, self.held, self.tokens, digest.hexdigest()))
+        checksum = write_shard(path, (part.tobytes() for part in self.parts))
+        rows.append(Shard(path.name, self.held, self.tokens, checksum))
         self.document += self.held
         self.progress.after[path.name] = self.run.place(self.document)
-        write_json(self.run.out / PROGRESS, self.progress.to_dict(self.run.asked))
+        self.progress.write(self.run.out)
         self.parts, self.tokens, self.held = [], 0, 0
 
 
@@ -341,13 +319,3 @@ def _asked(
     """What must be the same for a folder to be continued; files count by content, not by name."""
     content = [source.get("sha256") or source.get("fingerprint") for source in sources]
     return {"tokenizer": tokenizer.sha256, **settings, "sources": content}
-
-
-def _same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    for name, value in now.items():
-        if before.get(name) != value:
-            said = "" if name in ("tokenizer", "sources") else f" ({before.get(name)!r}, now {value!r})"
-            raise FileError(
-                f"{folder}: begun with another {name.removesuffix('s') if name == 'sources' else name}{said}; "
-                "give another folder, or empty this one"
-            )

@@ -8,7 +8,9 @@ Item i of seed s is always the same picture; nothing is stored and nothing downl
 
 from __future__ import annotations
 
-from functools import lru_cache
+import math
+from abc import abstractmethod
+from functools import cache, lru_cache
 
 import numpy as np
 import torch
@@ -24,27 +26,33 @@ from complete_mue.layout.numbers import count
 
 RELATIONS = ("left of", "right of", "above", "below")
 SMALLEST = 8
-_SIZES = (len(COLOURS), len(SHAPES), len(RELATIONS), len(COLOURS) - 1, len(SHAPES), len(BACKGROUNDS))
-_SHAPE_SIZES = (len(COLOURS), len(SHAPES), len(BACKGROUNDS))
+_COLOURS, _BACKGROUNDS = tuple(COLOURS), tuple(BACKGROUNDS)
 
 
-class Scenes(Pictures):
-    """Pictures float32 [rows / world, 3, size, size], captions as bytes [rows / world, text_length].
+class DrawnPictures(Pictures):
+    """Pictures drawn from their number, without end. ``choices``: of how many things each fact of a picture is one.
 
     ``rows`` are those of the global batch, which is the same for every number of ranks.
     """
 
     items = None
+    choices: tuple[int, ...]
 
     def __init__(
         self, *, size: int = 32, rows: int = 64, text_length: int = 56, seed: int = 0, rank: int = 0, world: int = 1
     ) -> None:
-        self.size = picture_size(size)
-        self.rows, self.seed = Rows(rows, rank, world), seed
+        if count("size", size) < SMALLEST:
+            raise ShapeError(f"size = {size}: give at least {SMALLEST} pixels, to tell shapes apart")
+        self.size, self.rows, self.seed = size, Rows(rows, rank, world), seed
         self.text_length = count("text_length", text_length)
 
+    @staticmethod
+    @abstractmethod
+    def caption(*facts: int) -> str:
+        """What a picture with these facts shows."""
+
     def indices(self, step: int) -> NDArray[np.int64]:
-        """The rows are numbered through; every number is a new scene."""
+        """The rows are numbered through; every number is a new picture."""
         return self.rows.numbers(step)
 
     def identity(self) -> str:
@@ -53,13 +61,38 @@ class Scenes(Pictures):
 
     def captions(self, items: NDArray[np.int64]) -> list[str]:
         """What the pictures show."""
-        table = _captions()
+        table = _captions(type(self))
         return [table[number] for number in self._numbers(items).tolist()]
+
+    def facts(self, items: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
+        """The facts of these items, one after another."""
+        return np.unravel_index(self._numbers(items), self.choices)
+
+    def text(self, items: NDArray[np.int64]) -> Tensor:
+        """Their captions as bytes."""
+        return _caption_tokens(type(self), self.text_length)[torch.from_numpy(self._numbers(items))].long()
+
+    def _numbers(self, items: NDArray[np.int64]) -> NDArray[np.int64]:
+        return choice(self.seed, items, 0, math.prod(self.choices))
+
+
+class Scenes(DrawnPictures):
+    """Pictures float32 [rows / world, 3, size, size], captions as bytes [rows / world, text_length]."""
+
+    choices = len(COLOURS), len(SHAPES), len(RELATIONS), len(COLOURS) - 1, len(SHAPES), len(BACKGROUNDS)
+
+    @staticmethod
+    def caption(*facts: int) -> str:
+        """Two shapes and a relation."""
+        colour, shape, relation, other, second, ground = facts
+        return (
+            f"{article(_COLOURS[colour])} {SHAPES[shape]} {RELATIONS[relation]} "
+            f"{article(_COLOURS[other + (other >= colour)])} {SHAPES[second]} on {_BACKGROUNDS[ground]}"
+        )
 
     def at(self, items: NDArray[np.int64]) -> ImageBatch:
         """Draw the scenes of these numbers."""
-        numbers = self._numbers(items)
-        colour, shape, relation, other, second, ground = np.unravel_index(numbers, _SIZES)
+        colour, shape, relation, other, second, ground = self.facts(items)
         colours, seed = palette(COLOURS), self.seed
         # Along the relation's axis the first shape stands in one half and the second in the other, apart by their
         # radii; across it both stand anywhere.
@@ -79,58 +112,36 @@ class Scenes(Pictures):
         ):
             x, y = np.where(upright, across, along), np.where(upright, along, across)
             draw(canvas, what, colours[tint], x, y, 0.14 + 0.06 * uniform(seed, items, number))
-        return ImageBatch(torch.from_numpy(canvas), _caption_tokens(self.text_length)[torch.from_numpy(numbers)].long())
-
-    def _numbers(self, items: NDArray[np.int64]) -> NDArray[np.int64]:
-        return choice(self.seed, items, 0, int(np.prod(_SIZES)))
+        return ImageBatch(torch.from_numpy(canvas), self.text(items))
 
 
-class Shapes(Scenes):
+class Shapes(DrawnPictures):
     """One large shape on its background: what a tiny model learns to draw in a minute."""
 
-    def captions(self, items: NDArray[np.int64]) -> list[str]:
-        """What the pictures show."""
-        table = _shape_captions()
-        return [table[number] for number in self._numbers(items).tolist()]
+    choices = len(COLOURS), len(SHAPES), len(BACKGROUNDS)
+
+    @staticmethod
+    def caption(*facts: int) -> str:
+        """The shape."""
+        colour, shape, ground = facts
+        return f"{article(_COLOURS[colour])} {SHAPES[shape]} on {_BACKGROUNDS[ground]}"
 
     def at(self, items: NDArray[np.int64]) -> ImageBatch:
         """Draw the shapes of these numbers."""
-        numbers, seed = self._numbers(items), self.seed
-        colour, shape, ground = np.unravel_index(numbers, _SHAPE_SIZES)
+        seed, (colour, shape, ground) = self.seed, self.facts(items)
         canvas = np.empty((len(items), 3, self.size, self.size), np.float32)
         canvas[:] = palette(BACKGROUNDS)[ground][:, :, None, None]
         x, y = (0.45 + 0.1 * uniform(seed, items, number) for number in (1, 2))
         draw(canvas, shape, palette(COLOURS)[colour], x, y, 0.33 + 0.06 * uniform(seed, items, 3))
-        tokens = caption_tokens(_shape_captions(), self.text_length)
-        return ImageBatch(torch.from_numpy(canvas), tokens[torch.from_numpy(numbers)])
-
-    def _numbers(self, items: NDArray[np.int64]) -> NDArray[np.int64]:
-        return choice(self.seed, items, 0, int(np.prod(_SHAPE_SIZES)))
+        return ImageBatch(torch.from_numpy(canvas), self.text(items))
 
 
-def picture_size(size: int) -> int:
-    """A size at which shapes can still be told apart."""
-    if count("size", size) < SMALLEST:
-        raise ShapeError(f"size = {size}: give at least {SMALLEST} pixels")
-    return size
+@cache
+def _captions(kind: type[DrawnPictures]) -> list[str]:
+    """The caption of every picture there can be."""
+    return [kind.caption(*facts) for facts in np.ndindex(*kind.choices)]
 
 
-@lru_cache(maxsize=1)
-def _captions() -> list[str]:
-    """The caption of every scene."""
-    colours, backgrounds = list(COLOURS), list(BACKGROUNDS)
-    return [
-        f"{article(colours[colour])} {SHAPES[shape]} {RELATIONS[relation]} "
-        f"{article(colours[other + (other >= colour)])} {SHAPES[second]} on {backgrounds[ground]}"
-        for colour, shape, relation, other, second, ground in np.ndindex(*_SIZES)
-    ]
-
-
-@lru_cache(maxsize=1)
-def _shape_captions() -> list[str]:
-    return [f"{article(c)} {shape} on {ground}" for c in COLOURS for shape in SHAPES for ground in BACKGROUNDS]
-
-
-@lru_cache(maxsize=4)
-def _caption_tokens(length: int) -> Tensor:
-    return caption_tokens(_captions(), length).to(torch.uint8)
+@lru_cache(maxsize=8)
+def _caption_tokens(kind: type[DrawnPictures], length: int) -> Tensor:
+    return caption_tokens(_captions(kind), length).to(torch.uint8)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from complete_mue.lab.data.digest import picture_identity, text_identity
-from complete_mue.lab.data.manifest import MANIFEST, Manifest
-from complete_mue.storage import read_json
+from complete_mue.lab.data.manifest import Manifest
+from complete_mue.lab.data.shard_folder import FEATURES
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,9 @@ class Summary:
 def describe(folder: str | Path) -> Summary:
     """The summary of a folder that ``prepare`` or ``cache_features`` wrote; raises FileError for any other."""
     folder = Path(folder)
-    if not (folder / MANIFEST).is_file():
-        return Summary(_text(Manifest.read(folder)))  # which says what is missing
-    from complete_mue.lab.data.features import FORMAT, FeatureManifest
+    if FEATURES.is_at(folder):
+        from complete_mue.lab.data.features import FeatureManifest
 
-    if read_json(folder / MANIFEST, "manifest").get("format") == FORMAT:
         facts = {"identity": picture_identity(str(folder)), **FeatureManifest.read(folder).facts()}
     else:
         facts = {"identity": text_identity(str(folder)), **_text(Manifest.read(folder))}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from complete_mue.errors import FileError, RunError, ShapeError
 from complete_mue.lab.data.file_parts import OpenFiles
-from complete_mue.lab.data.item_order import Rows, Sampling
+from complete_mue.lab.data.item_order import Order, Sampling
 from complete_mue.lab.data.manifest import ITEM_SIZE, Manifest
 from complete_mue.lab.data.standard_library import LARGEST, library_texts
 from complete_mue.lab.data.tokenizers import ByteTokenizer, Tokenizer
@@ -91,11 +91,8 @@ class Windows:
         *,
         sequence: int,
         rows: int,
-        seed: int = 0,
-        rank: int = 0,
-        world: int = 1,
-        epochs: str = "single",
-        name: str = "text",
+        name: str,
+        **order: Unpack[Order],
     ) -> None:
         self._stream, self._tokenizer, self.vocab, self.name = stream, tokenizer, vocab, name
         self.sequence = count("sequence", sequence)
@@ -105,9 +102,7 @@ class Windows:
                 "give more text or a shorter sequence"
             )
         windows = (stream.size - 1) // sequence
-        self.sampling = Sampling(
-            windows, Rows(rows, rank, world), seed, epochs, f"{name}: windows of {sequence} + 1 tokens"
-        )
+        self.sampling = Sampling.over(windows, rows, f"{name}: windows of {sequence} + 1 tokens", **order)
 
     def __len__(self) -> int:
         return self.sampling.steps
@@ -158,11 +153,8 @@ class TextData(Windows):
         sequence: int,
         rows: int,
         split: str = "train",
-        seed: int = 0,
-        rank: int = 0,
-        world: int = 1,
-        epochs: str = "single",
         verify: bool = False,
+        **order: Unpack[Order],
     ) -> None:
         self.folder, self.manifest = Path(folder), Manifest.read(folder)
         if split not in self.manifest.splits:
@@ -173,10 +165,8 @@ class TextData(Windows):
         self.manifest.check(folder, split, verify=verify)
         shards = self.manifest.splits[split]
         stream = Shards([self.folder / s.file for s in shards], [s.tokens for s in shards], self.manifest.dtype)
-        super().__init__(
-            stream, None, self.manifest.tokenizer.vocab, sequence=sequence, rows=rows, seed=seed, rank=rank,
-            world=world, epochs=epochs, name=f"{folder}, {split}",
-        )  # fmt: skip
+        vocab, name = self.manifest.tokenizer.vocab, f"{folder}, {split}"
+        super().__init__(stream, None, vocab, sequence=sequence, rows=rows, name=name, **order)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -195,23 +185,13 @@ class StandardLibrary(Windows):
 
     LARGEST = LARGEST
 
-    def __init__(
-        self,
-        *,
-        sequence: int,
-        rows: int,
-        split: str = "train",
-        seed: int = 0,
-        rank: int = 0,
-        world: int = 1,
-        epochs: str = "single",
-    ) -> None:
+    def __init__(self, *, sequence: int, rows: int, split: str = "train", **order: Unpack[Order]) -> None:
         if split not in ("train", "held_out"):
             raise ShapeError(f"split = {split!r}: give train or held_out")
         tokenizer = ByteTokenizer()
         super().__init__(
             Memory(_library()[split == "held_out"]), tokenizer, tokenizer.vocab, sequence=sequence, rows=rows,
-            seed=seed, rank=rank, world=world, epochs=epochs, name=f"standard library, {split}",
+            name=f"standard library, {split}", **order,
         )  # fmt: skip
 
 

@@ -134,24 +134,34 @@ def evaluate(task: EvalTask, lm: Any, folder: Path, shots: int, limit: int | Non
     return Score(task.name, task.metric, values[task.metric], error, count, shots, others)
 
 
-def adapter(scorer: Scorer, progress: Callable[[str], Tick]) -> Any:
-    """Our model as a harness model."""
+def harness_model(
+    pairs: Callable[[list[tuple[str, str]]], list[Answer]], texts: Callable[[list[Generation]], list[str]]
+) -> Any:
+    """A model as the harness sees one, by what it answers to (context, continuation) pairs and to texts."""
     need_harness()
     from lm_eval.api.model import LM
 
-    class Adapter(LM):
-        """Log-likelihoods, rolling log-likelihoods and generation by a Scorer."""
+    class Model(LM):
+        """Log-likelihoods and generation."""
 
         def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[Answer]:
-            return scorer.loglikelihoods([request.args for request in requests], progress("scoring"))
+            return pairs([tuple(request.args) for request in requests])
 
         def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-            return scorer.rolling([request.args[0] for request in requests], progress("scoring"))
+            raise RunError("whole texts are not among the questions of these tasks")
 
         def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-            return scorer.generate([generation(*request.args) for request in requests], progress("writing"))
+            return texts([generation(*request.args) for request in requests])
 
-    return Adapter()
+    return Model()
+
+
+def adapter(scorer: Scorer, progress: Callable[[str], Tick]) -> Any:
+    """Our model as a harness model."""
+    return harness_model(
+        lambda asked: scorer.loglikelihoods(asked, progress("scoring")),
+        lambda asked: scorer.generate(asked, progress("writing")),
+    )
 
 
 def generation(context: str, settings: dict[str, Any]) -> Generation:

@@ -14,7 +14,7 @@ import torch
 from complete_mue.lab.data import StandardLibrary, TextData
 from complete_mue.lab.evals.scoring import Scorer, Tick
 from complete_mue.lab.train.config import RunConfig, TextTask
-from complete_mue.lab.train.objective import next_token_loss
+from complete_mue.lab.train.task import next_token_loss
 
 
 @dataclass(frozen=True)

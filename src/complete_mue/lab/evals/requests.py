@@ -15,13 +15,15 @@ import json
 import lzma
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from complete_mue.errors import FileError, RunError
-from complete_mue.lab.evals.scoring import Answer, Generation, Scorer, Tick
+from complete_mue.lab.evals.harness import evaluate, harness_model
+from complete_mue.lab.evals.scoring import Generation, Scorer, Tick
 from complete_mue.lab.evals.tasks import EvalTask
 from complete_mue.storage import whole
 
@@ -75,47 +77,20 @@ class TaskRequests:
 
 
 def build(task: EvalTask, folder: Path, shots: int, limit: int | None) -> TaskRequests:
-    """A task's questions, as the harness asks them."""
-    recorder = _recorder()
-    from complete_mue.lab.evals.harness import evaluate
+    """A task's questions, as the harness asks them: of a model that only listens."""
+    asked: list[Any] = []
 
-    evaluate(task, recorder, folder, shots, limit)
-    return TaskRequests(task.name, recorder.questions)
+    def listen(questions: list[Any], answer: Any) -> list[Any]:
+        asked.extend(questions)
+        return [answer] * len(questions)
 
-
-def _recorder() -> Any:
-    from complete_mue.lab.evals.harness import generation, need_harness
-
-    need_harness()
-    from lm_eval.api.model import LM
-
-    class Recorder(LM):
-        """A model that only listens."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.questions: list[Any] = []
-
-        def loglikelihood(self, requests: list[Any]) -> list[Answer]:
-            self.questions += [tuple(request.args) for request in requests]
-            return [(0.0, False)] * len(requests)
-
-        def loglikelihood_rolling(self, requests: list[Any]) -> list[float]:
-            raise RunError("whole texts are not among the questions of these tasks")
-
-        def generate_until(self, requests: list[Any]) -> list[str]:
-            self.questions += [generation(*request.args) for request in requests]
-            return [""] * len(requests)
-
-    return Recorder()
+    listener = harness_model(partial(listen, answer=(0.0, False)), partial(listen, answer=""))
+    evaluate(task, listener, folder, shots, limit)
+    return TaskRequests(task.name, asked)
 
 
 def replay(name: str, checksum: str, answers: list[Any]) -> Any:
     """A harness model that gives recorded answers to the very questions they were recorded for."""
-    from complete_mue.lab.evals.harness import generation, need_harness
-
-    need_harness()
-    from lm_eval.api.model import LM
 
     def given(questions: list[Any]) -> list[Any]:
         if TaskRequests(name, questions).checksum != checksum or len(questions) != len(answers):
@@ -125,19 +100,10 @@ def replay(name: str, checksum: str, answers: list[Any]) -> Any:
             )
         return answers
 
-    class Replay(LM):
-        """Answers from a file."""
-
-        def loglikelihood(self, requests: list[Any]) -> list[Answer]:
-            return [(float(a), bool(b)) for a, b in given([tuple(request.args) for request in requests])]
-
-        def loglikelihood_rolling(self, requests: list[Any]) -> list[float]:
-            raise RunError("whole texts are not among the questions of these tasks")
-
-        def generate_until(self, requests: list[Any]) -> list[str]:
-            return [str(text) for text in given([generation(*request.args) for request in requests])]
-
-    return Replay()
+    return harness_model(
+        lambda asked: [(float(total), bool(best)) for total, best in given(asked)],
+        lambda asked: [str(text) for text in given(asked)],
+    )
 
 
 def write_requests(path: Path, about: dict[str, Any], tasks: Iterable[TaskRequests]) -> None:

@@ -16,7 +16,7 @@ from complete_mue.lab.evals.results import Report, Score
 from complete_mue.lab.evals.scoring import PRECISIONS, Scorer, Tick
 from complete_mue.lab.evals.tasks import EvalTask, select
 from complete_mue.lab.train.config import TextTask
-from complete_mue.lab.train.sample import load_run_at_step, run_tokenizer
+from complete_mue.lab.train.sample import load_run, run_tokenizer
 from complete_mue.lab.train.trainer import pick_device
 from complete_mue.storage import inner_folder, read_json, remove_parts, write_json
 
@@ -40,7 +40,7 @@ def open_run(
     run: Path, *, device: str = "auto", precision: str = "auto", batch_tokens: int | None = None
 ) -> tuple[Scorer, dict[str, Any]]:
     """A language-model run, ready to answer, and what identifies it."""
-    config, model, step = load_run_at_step(run)
+    config, model, step = load_run(run)
     if not isinstance(config.task, TextTask):
         raise RunError(f"{run}: a {type(config.task).__name__} run; give the run of a language model")
     place = pick_device(device)

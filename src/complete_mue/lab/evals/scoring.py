@@ -113,11 +113,6 @@ class Scorer:
         """For each (context, continuation): log p(continuation | context), and whether greedy decoding gives it."""
         return self.token_loglikelihoods(self.encode_pairs(pairs), tick)
 
-    def rolling(self, texts: Sequence[str], tick: Tick = _ignore) -> list[float]:
-        """log p(text) of whole texts after an end of text; each token is scored once, with as much context as fits."""
-        encoded = self._encode(texts)
-        return [total for total, _ in self.token_loglikelihoods([(self._end, encoded[t]) for t in texts], tick)]
-
     def token_loglikelihoods(self, pairs: Sequence[tuple[Tokens, Tokens]], tick: Tick = _ignore) -> list[Answer]:
         """The same on tokens. Pairs that read the same tokens share one row."""
         rows: dict[bytes, list[_Window]] = {}

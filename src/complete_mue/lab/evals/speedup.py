@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from complete_mue.errors import RunError
+from complete_mue.lab.report.pictures import Dot, Drawn, Panel, Picture, linear_axis
+from complete_mue.lab.report.plots import can_plot, write_png
 from complete_mue.lab.report.speedup import Speedup, speedup_curves
 from complete_mue.lab.train.config import RunConfig, read_config
 from complete_mue.lab.train.run_folder import read_metrics, with_loss
-from complete_mue.storage import whole
 
 _ROWS = 9
 
@@ -100,22 +100,12 @@ def to_text(found: Comparison) -> str:
 
 def draw(found: Comparison, path: Path) -> Path | None:
     """The ratio along the loss as PNG; None without matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
+    if not can_plot():
         return None
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
-    axes.plot(found.curve.loss, found.curve.ratio, marker=".")
-    axes.axhline(found.median, linestyle="--", linewidth=1, color="grey", label=f"median {found.median:.2f}x")
-    axes.invert_xaxis()  # training goes to the right
-    axes.set(
-        xlabel="smoothed loss", ylabel=f"steps of {found.reference} / steps of {found.target}",
-        title="Convergence speedup, stable phase", ylim=(0, 1.15 * max(found.curve.ratio)),
-    )  # fmt: skip
-    axes.legend()
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=150)
-    with whole(path) as file:
-        file.write(picture.getvalue())
-    return path
+    curve = found.curve
+    dots = tuple(Dot(loss, ratio, f"{ratio:.2f}x") for loss, ratio in zip(curve.loss, curve.ratio, strict=True))
+    line = Drawn(f"median {found.median:.2f}x", 1, dots, markers=False)
+    ratio = linear_axis(f"steps of {found.reference} / steps of {found.target}", [0.0, *curve.ratio])
+    panel = Panel("", linear_axis("smoothed loss", curve.loss), (line,))
+    title = "Convergence speedup, stable phase"
+    return write_png(Picture("speedup", title, "", ratio, (panel,), level=found.median), path)

@@ -18,7 +18,6 @@ from complete_mue.lab.evals.task_files import Record, checksum, find, read_recor
 
 Kind = Literal["choice", "schema", "word", "arithmetic"]
 LETTERS = "ABCDE"
-PAPER_SHOTS = 5
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,6 @@ class EvalTask:
 
     name: str
     title: str
-    area: str
     split: str
     count: int
     kind: Kind
@@ -69,23 +67,11 @@ def select(names: Iterable[str] | None) -> list[EvalTask]:
     return [task for task in TASKS.values() if task.name in wanted]
 
 
-def _question(record: Record) -> dict[str, Any]:
-    query = f"Question: {record['question']}\nAnswer:"
-    return {"query": query, "choices": record["choices"], "gold": record["gold"]}
-
-
-def _goal(record: Record) -> dict[str, Any]:
-    query = f"Question: {record['goal']}\nAnswer:"
-    return {"query": query, "choices": record["choices"], "gold": record["gold"]}
-
-
-def _query(record: Record) -> dict[str, Any]:
-    return {"query": record["query"], "choices": record["choices"], "gold": record["gold"]}
-
-
-def _passage(record: Record) -> dict[str, Any]:
-    query = f"{record['passage']}\nQuestion: {record['question']}?\nAnswer:"
-    return {"query": query, "choices": record["choices"], "gold": record["gold"]}
+def _choice(prompt: str) -> Callable[[Record], dict[str, Any]]:
+    """A question with choices, whose query is the record's fields in the prompt."""
+    return lambda record: {
+        "query": prompt.format_map(record), "choices": record["choices"], "gold": record["gold"]
+    }  # fmt: skip
 
 
 def _subject(record: Record) -> dict[str, Any]:
@@ -102,13 +88,8 @@ def _subject(record: Record) -> dict[str, Any]:
 
 def _exam(record: Record) -> dict[str, Any]:
     lines = [f"{letter}.) {choice}" for letter, choice in zip(LETTERS, record["choices"], strict=False)]
-    return {
-        "query": "\n".join(
-            [f"Passage: {record['passage']}", f"Q: {record['question']}", "Choices:", *lines, "Answer:"]
-        ),
-        "choices": list(LETTERS[: len(lines)]),
-        "gold": record["gold"],
-    }
+    asked = [f"Passage: {record['passage']}", f"Q: {record['question']}", "Choices:", *lines, "Answer:"]
+    return {"query": "\n".join(asked), "choices": list(LETTERS[: len(lines)]), "gold": record["gold"]}
 
 
 def _schema(record: Record) -> dict[str, Any]:
@@ -157,47 +138,35 @@ def final_answer(generated: str) -> str:
 
 _CHOICES = ("choices", "gold")
 _EXAM = ("passage", "question", *_CHOICES)
-_AREAS = {
-    "symbolic": "Symbolic problem solving",
-    "knowledge": "World knowledge",
-    "commonsense": "Commonsense reasoning",
-    "language": "Language understanding",
-    "reading": "Reading comprehension",
-}
-
-
-def _task(name: str, title: str, area: str, split: str, count: int, kind: Kind, chance: float, **rest: Any) -> EvalTask:
-    return EvalTask(name, title, _AREAS[area], split, count, kind, chance, **rest)
-
 
 TASKS: dict[str, EvalTask] = {
     task.name: task
     for task in (
-        _task("svamp", "SVAMP", "symbolic", "test", 300, "arithmetic", 0.0,
-              keys=("question", "equation", "answer"), document=_arithmetic),
-        _task("mmlu", "MMLU", "knowledge", "test", 14_042, "choice", 0.25,
-              keys=("subject", "question", *_CHOICES), document=_subject, by_subject=True),
-        _task("arc_easy", "ARC-Easy", "knowledge", "test", 2_376, "choice", 0.25,
-              keys=("question", *_CHOICES), document=_question),
-        _task("arc_challenge", "ARC-Challenge", "knowledge", "test", 1_172, "choice", 0.25,
-              keys=("question", *_CHOICES), document=_question),
-        _task("copa", "COPA", "commonsense", "val", 100, "choice", 0.5,
-              keys=("query", *_CHOICES), document=_query, own_pool=False),
-        _task("piqa", "PIQA", "commonsense", "val", 1_838, "choice", 0.5,
-              keys=("goal", *_CHOICES), document=_goal),
-        _task("hellaswag", "HellaSwag", "language", "val", 10_042, "choice", 0.25,
-              keys=("query", *_CHOICES), document=_query),
-        _task("winogrande", "WinoGrande", "language", "val", 1_267, "schema", 0.5,
-              keys=("context_options", "continuation", "gold"), document=_schema),
-        _task("lambada", "LAMBADA", "language", "test", 5_153, "word", 0.0,
-              keys=("context", "continuation"), document=_last_word, own_pool=False),
-        _task("boolq", "BoolQ", "reading", "val", 3_270, "choice", 0.5,
-              keys=_EXAM, document=_passage),
-        _task("agieval_lsat_rc", "AGIEval-LSAT-RC", "reading", "test", 268, "choice", 0.25,
-              keys=_EXAM, document=_exam, own_pool=False),
-        _task("agieval_lsat_lr", "AGIEval-LSAT-LR", "reading", "test", 510, "choice", 0.25,
-              keys=_EXAM, document=_exam, own_pool=False),
-        _task("agieval_sat_en", "AGIEval-SAT-EN", "reading", "test", 206, "choice", 0.25,
-              keys=_EXAM, document=_exam, own_pool=False),
+        EvalTask("svamp", "SVAMP", "test", 300, "arithmetic", 0.0,
+                 keys=("question", "equation", "answer"), document=_arithmetic),
+        EvalTask("mmlu", "MMLU", "test", 14_042, "choice", 0.25,
+                 keys=("subject", "question", *_CHOICES), document=_subject, by_subject=True),
+        EvalTask("arc_easy", "ARC-Easy", "test", 2_376, "choice", 0.25,
+                 keys=("question", *_CHOICES), document=_choice("Question: {question}\nAnswer:")),
+        EvalTask("arc_challenge", "ARC-Challenge", "test", 1_172, "choice", 0.25,
+                 keys=("question", *_CHOICES), document=_choice("Question: {question}\nAnswer:")),
+        EvalTask("copa", "COPA", "val", 100, "choice", 0.5,
+                 keys=("query", *_CHOICES), document=_choice("{query}"), own_pool=False),
+        EvalTask("piqa", "PIQA", "val", 1_838, "choice", 0.5,
+                 keys=("goal", *_CHOICES), document=_choice("Question: {goal}\nAnswer:")),
+        EvalTask("hellaswag", "HellaSwag", "val", 10_042, "choice", 0.25,
+                 keys=("query", *_CHOICES), document=_choice("{query}")),
+        EvalTask("winogrande", "WinoGrande", "val", 1_267, "schema", 0.5,
+                 keys=("context_options", "continuation", "gold"), document=_schema),
+        EvalTask("lambada", "LAMBADA", "test", 5_153, "word", 0.0,
+                 keys=("context", "continuation"), document=_last_word, own_pool=False),
+        EvalTask("boolq", "BoolQ", "val", 3_270, "choice", 0.5,
+                 keys=_EXAM, document=_choice("{passage}\nQuestion: {question}?\nAnswer:")),
+        EvalTask("agieval_lsat_rc", "AGIEval-LSAT-RC", "test", 268, "choice", 0.25,
+                 keys=_EXAM, document=_exam, own_pool=False),
+        EvalTask("agieval_lsat_lr", "AGIEval-LSAT-LR", "test", 510, "choice", 0.25,
+                 keys=_EXAM, document=_exam, own_pool=False),
+        EvalTask("agieval_sat_en", "AGIEval-SAT-EN", "test", 206, "choice", 0.25,
+                 keys=_EXAM, document=_exam, own_pool=False),
     )
 }  # fmt: skip

@@ -12,17 +12,25 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from complete_mue.errors import ShapeError
-from complete_mue.lab.models.residual_layer import Layer, LayerRunner, build_layers, head_dim, inside, multiplier
+from complete_mue.lab.models.residual_layer import (
+    Layer,
+    LayerOptions,
+    LayerRunner,
+    build_layers,
+    head_dim,
+    inside,
+    multiplier,
+)
 from complete_mue.lab.nn.linear import RmsNorm, linear
 from complete_mue.lab.nn.rope import picture_rotary
 from complete_mue.lab.nn.router import Routing
-from complete_mue.lab.nn.router_config import DEFAULT_ROUTER, RouterConfig
 from complete_mue.layout import ModelShape, Role, TensorSpec
 from complete_mue.layout.numbers import count
 from complete_mue.plan.plan import Plan
@@ -47,23 +55,20 @@ class DiffusionTransformer(nn.Module):
         *,
         text_vocab: int = 256,
         text_features: int | None = None,
-        rotary_splits: Sequence[int] | None = None,
-        attention_scale: float | None = None,
-        qk_norm: bool = False,
-        router: RouterConfig = DEFAULT_ROUTER,
-        kernel: str | None = None,
-        replicas: int | None = None,
+        **options: Unpack[LayerOptions],
     ) -> None:
         super().__init__()
         if len(patch) not in (2, 3):
             raise ShapeError(
                 f"patch = {tuple(patch)}: give (height, width) for images or (frames, height, width) for video"
             )
+        replicas = options.get("replicas")
         self.shape, self.replicas = shape, replicas
         self.channels, self.patch = count("channels", channels), tuple(count("patch", size) for size in patch)
         self.text_vocab, self.text_features = text_vocab, text_features
         self.head_dim = head_dim(shape)
-        self.rotary_splits = tuple(rotary_splits or even_splits(self.head_dim, len(patch)))
+        # A head's channels, shared evenly over the position axes, each an even number.
+        self.rotary_splits = (2 * (self.head_dim // (2 * len(patch))),) * len(patch)
         lead, d = () if replicas is None else (replicas,), shape.width
         pixels = channels * math.prod(self.patch)
 
@@ -75,16 +80,7 @@ class DiffusionTransformer(nn.Module):
         self.time_out = nn.Parameter(torch.empty(*lead, d, d))
         self.modulation = nn.ParameterList(torch.empty(*lead, MODULATIONS * d, d) for _ in shape.blocks)
         self.input_output = multiplier(plan, Role.EMBEDDING)
-        self.layers = build_layers(
-            shape,
-            plan,
-            causal=False,
-            attention_scale=attention_scale,
-            qk_norm=qk_norm,
-            router=router,
-            kernel=kernel,
-            replicas=replicas,
-        )
+        self.layers = build_layers(shape, plan, causal=False, **options)
         self.run_layer = LayerRunner(_modulated)
         self.final_norm = RmsNorm(d, replicas=replicas)
         self.final_modulation = nn.Parameter(torch.empty(*lead, 2 * d, d))
@@ -215,11 +211,6 @@ class DiffusionTransformer(nn.Module):
             spec("final_modulation", Role.MODULATION, "modulation", "width", fan_in="width"),
             spec("readout", Role.READOUT, "pixels", "width", fan_in="width", multiplier=self.readout_output),
         )
-
-
-def even_splits(head_dim: int, axes: int) -> list[int]:
-    """Channels of a head shared evenly over the position axes, each an even number."""
-    return [2 * (head_dim // (2 * axes))] * axes
 
 
 def _modulated(

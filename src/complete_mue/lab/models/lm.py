@@ -9,18 +9,26 @@ Axes: replica (optional, first), batch, tokens, width, vocab.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from complete_mue.errors import ShapeError
-from complete_mue.lab.models.residual_layer import Layer, LayerRunner, build_layers, head_dim, inside, multiplier
+from complete_mue.lab.models.residual_layer import (
+    Layer,
+    LayerOptions,
+    LayerRunner,
+    build_layers,
+    head_dim,
+    inside,
+    multiplier,
+)
 from complete_mue.lab.nn.attention import KeyValues
 from complete_mue.lab.nn.linear import RmsNorm, linear
 from complete_mue.lab.nn.rope import text_rotary
 from complete_mue.lab.nn.router import Routing
-from complete_mue.lab.nn.router_config import DEFAULT_ROUTER, RouterConfig
 from complete_mue.layout import ModelShape, Role, TensorSpec
 from complete_mue.layout.numbers import count
 from complete_mue.plan.plan import Plan
@@ -34,33 +42,16 @@ class LanguageModel(nn.Module):
     """
 
     def __init__(
-        self,
-        shape: ModelShape,
-        vocab: int,
-        plan: Plan | None = None,
-        *,
-        attention_scale: float | None = None,
-        qk_norm: bool = False,
-        router: RouterConfig = DEFAULT_ROUTER,
-        kernel: str | None = None,
-        replicas: int | None = None,
+        self, shape: ModelShape, vocab: int, plan: Plan | None = None, **options: Unpack[LayerOptions]
     ) -> None:
         super().__init__()
+        replicas = options.get("replicas")
         self.shape, self.vocab, self.replicas = shape, count("vocab", vocab), replicas
         self.head_dim = head_dim(shape)
         lead = () if replicas is None else (replicas,)
         self.embedding = nn.Parameter(torch.empty(*lead, vocab, shape.width))
         self.embedding_output = multiplier(plan, Role.EMBEDDING)
-        self.layers = build_layers(
-            shape,
-            plan,
-            causal=True,
-            attention_scale=attention_scale,
-            qk_norm=qk_norm,
-            router=router,
-            kernel=kernel,
-            replicas=replicas,
-        )
+        self.layers = build_layers(shape, plan, causal=True, **options)
         self.run_layer = LayerRunner(Layer.__call__)
         self.run_head: Callable[[RmsNorm, Tensor, Tensor, float], Tensor] = _logits
         self.final_norm = RmsNorm(shape.width, replicas=replicas)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +15,22 @@ from complete_mue.lab.nn.attention import Attention, KeyValues
 from complete_mue.lab.nn.feed_forward import FeedForward
 from complete_mue.lab.nn.linear import RmsNorm
 from complete_mue.lab.nn.router import Routing
-from complete_mue.lab.nn.router_config import RouterConfig
+from complete_mue.lab.nn.router_config import DEFAULT_ROUTER, RouterConfig
 from complete_mue.layout import FeedForward as FeedForwardSpec
 from complete_mue.layout import ModelShape, Role, TensorSpec
 from complete_mue.plan.plan import Plan
 
 DEFAULT_HEAD_DIM = 64
+
+
+class LayerOptions(TypedDict, total=False):
+    """What the layers of any model can be asked for; ``attention_scale`` where no plan gives it."""
+
+    attention_scale: float | None
+    qk_norm: bool
+    router: RouterConfig
+    kernel: str | None
+    replicas: int | None
 
 
 class Layer(nn.Module):
@@ -117,11 +127,11 @@ def build_layers(
     plan: Plan | None,
     *,
     causal: bool,
-    attention_scale: float | None,
-    qk_norm: bool,
-    router: RouterConfig,
-    kernel: str | None,
-    replicas: int | None,
+    attention_scale: float | None = None,
+    qk_norm: bool = False,
+    router: RouterConfig = DEFAULT_ROUTER,
+    kernel: str | None = None,
+    replicas: int | None = None,
 ) -> nn.ModuleList:
     """All layers of a shape, with the plan's multipliers (1 without a plan, and the route scale a)."""
     if plan is not None and plan.shape != shape:

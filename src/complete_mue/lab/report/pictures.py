@@ -126,7 +126,7 @@ def _scan_picture(summary: Summary, scan: Scan) -> Picture | None:
     needed += [curve.transferred_loss for curve in seen if curve.transferred_loss is not None]
     guide = (scan.tuned, f"{scan.tuned:.3g}") if scan.tuned > 0 else None  # zero has no place on a log axis
     name = f"{label(scan.hyper)}, in units of {summary.reference}"
-    x = _log_axis(name, values, reach=[scan.tuned] if guide else [])
+    x = log_axis(name, values, reach=[scan.tuned] if guide else [])
     panels = tuple(
         Panel(rules, x, tuple(_scan_line(summary, curve) for curve in curves), guide)
         for rules, curves in _panels(summary.reference, scan.curves)
@@ -136,7 +136,7 @@ def _scan_picture(summary: Summary, scan: Scan) -> Picture | None:
         title=f"Loss against {label(scan.hyper)}",
         caption=f"One line per layout; the dashed line is the value tuned on {summary.reference}, transferred to all. "
         "Rings mark fitted minima, crosses on top runs that diverged, bars the standard deviation over seeds.",
-        y=_linear_axis(with_unit("final loss", summary.unit), needed + _calm(losses, needed)),
+        y=linear_axis(with_unit("final loss", summary.unit), needed + _calm(losses, needed)),
         panels=panels,
     )
 
@@ -157,7 +157,7 @@ def _power_picture(summary: Summary) -> Picture | None:
         lines = [Drawn(name, 1 + k, tuple(dots), joined=False) for k, (name, dots) in enumerate(found.items())]
         places = [dot for dots in found.values() for dot in dots]
         heights += [dot.y + side * (dot.error or 0.0) for dot in places for side in (-1, 1)]
-        x_axis = _log_axis("experts per active one, N/a", [dot.x for dot in places])
+        x_axis = log_axis("experts per active one, N/a", [dot.x for dot in places])
         panels.append(Panel(f"{label(power.hyper)}, {power.rules}", x_axis, (law, *lines)))
     if not panels:
         return None
@@ -166,7 +166,7 @@ def _power_picture(summary: Summary) -> Picture | None:
         title="Where the optimum lies, against sparsity",
         caption="Octaves from the plan's value, with one standard error; the line is the power law through what was "
         "measured. Other dots changed more than the layout, as their name says, and took no part in the fit.",
-        y=_linear_axis("optimum (octaves from the plan's value)", heights),
+        y=linear_axis("optimum (octaves from the plan's value)", heights),
         panels=tuple(panels),
         level=0.0,
     )
@@ -192,7 +192,7 @@ def _roles_picture(summary: Summary) -> Picture | None:
             lines += [Drawn(name, style_of(summary, curve.target), dots)] if dots else []
             heights += [dot.y for dot in dots]
         if lines:
-            x = _linear_axis("octaves from the plan's value", [dot.x for line in lines for dot in line.dots])
+            x = linear_axis("octaves from the plan's value", [dot.x for line in lines for dot in line.dots])
             title = f"{label(hyper)}, {other}" if other else label(hyper)
             panels.append(Panel(title, x, tuple(lines), (0.0, "")))
     if not panels:
@@ -203,7 +203,7 @@ def _roles_picture(summary: Summary) -> Picture | None:
         title="What another value of one role would change" + (f": {panels[0].title}" if alone else ""),
         caption="One panel per role, one line per layout; below zero, another value than the plan's does better. "
         "Bars are standard errors over paired seeds.",
-        y=_linear_axis(with_unit("change of the final loss", summary.unit), heights + _calm(heights, [0.0])),
+        y=linear_axis(with_unit("change of the final loss", summary.unit), heights + _calm(heights, [0.0])),
         panels=(dataclasses.replace(panels[0], title=""),) if alone else tuple(panels),
         level=0.0,
     )
@@ -274,7 +274,7 @@ def _scaling_picture(summary: Summary) -> Picture | None:
         key="scaling",
         title="Loss against size, hyperparameters fixed",
         caption=f"{caption}bars are the standard deviation over seeds.",
-        y=_linear_axis(with_unit("final loss", summary.unit), losses + ([own] if own is not None else [])),
+        y=linear_axis(with_unit("final loss", summary.unit), losses + ([own] if own is not None else [])),
         panels=panels,
         level=own,
     )
@@ -288,7 +288,7 @@ def _axis_panel(summary: Summary, runs: Sequence[TransferredRun], title: str) ->
         chosen = [run for run in runs if run.rules == rules and run.target in at]
         dots = sorted((_sized_dot(summary, run, rules, at[run.target].x) for run in chosen), key=lambda dot: dot.x)
         lines += [Drawn(rules, number + 1, tuple(dots))] if dots else []
-    x = _log_axis(next(iter(at.values())).label, [place.x for place in at.values()], short_count)
+    x = log_axis(next(iter(at.values())).label, [place.x for place in at.values()], short_count)
     return Panel(title, x, tuple(lines))
 
 
@@ -300,7 +300,7 @@ def _size_panel(summary: Summary, runs: Sequence[TransferredRun]) -> Panel:
         dots = [_sized_dot(summary, run, rules, getattr(summary.target(run.target), summary.size)) for run in chosen]
         lines.append(Drawn(rules, number + 1, tuple(sorted(dots, key=lambda dot: dot.x)), joined=False))
     sizes = [dot.x for line in lines for dot in line.dots]
-    return Panel("", _log_axis(f"{summary.size} parameters", sizes, short_count), tuple(lines))
+    return Panel("", log_axis(f"{summary.size} parameters", sizes, short_count), tuple(lines))
 
 
 def _sized_dot(summary: Summary, run: TransferredRun, rules: str, x: float) -> Dot:
@@ -315,13 +315,13 @@ def _speedup_picture(summary: Summary) -> Picture | None:
         return None
     levels = [loss for run in runs if run.speedup for loss in run.speedup.loss]
     ratios = [ratio for run in runs if run.speedup for ratio in run.speedup.ratio]
-    x = _linear_axis(with_unit("loss reached", summary.unit), levels)
+    x = linear_axis(with_unit("loss reached", summary.unit), levels)
     return Picture(
         key="speedup",
         title=f"Speedup over {summary.reference}",
         caption=f"Steps of {summary.reference} over steps of the layout to the same loss, at the transferred values, "
         "in the stable phase of the schedule, by the mean over seeds. Above one, the layout learns faster.",
-        y=_linear_axis("speedup", [*ratios, 1.0]),
+        y=linear_axis("speedup", [*ratios, 1.0]),
         panels=tuple(
             Panel(rules, x, tuple(_speedup_line(summary, run) for run in runs if run.rules == rules))
             for rules in dict.fromkeys(run.rules for run in runs)
@@ -348,14 +348,14 @@ def _first_steps_picture(summary: Summary) -> Picture | None:
     steps = max(len(run.first) for run in runs)
     if not losses or steps < 2:
         return None
-    x = _linear_axis("step", [1, steps])
+    x = linear_axis("step", [1, steps])
     rules = dict.fromkeys(run.rules for run in runs)
     chosen = {name: [run for run in runs if run.rules == name or run.target == summary.reference] for name in rules}
     return Picture(
         key="first-steps",
         title=f"The first {steps} steps at the transferred values",
         caption="Where the rules fit, the layouts start alike.",
-        y=_linear_axis(with_unit("loss", summary.unit), losses),
+        y=linear_axis(with_unit("loss", summary.unit), losses),
         panels=tuple(Panel(name, x, tuple(_first_line(summary, run) for run in chosen[name])) for name in rules),
     )
 
@@ -372,7 +372,7 @@ def _first_line(summary: Summary, run: TransferredRun) -> Drawn:
 # -- axes --------------------------------------------------------------------------------------------------
 
 
-def _log_axis(
+def log_axis(
     name: str,
     values: Iterable[float],
     words: Callable[[float], str] = "{:.3g}".format,
@@ -390,7 +390,7 @@ def _log_axis(
     return Axis(name, low / pad, high * pad, tuple((v, words(v)) for v in sorted(kept)), log=True)
 
 
-def _linear_axis(name: str, values: Iterable[float]) -> Axis:
+def linear_axis(name: str, values: Iterable[float]) -> Axis:
     """Round ticks, four to six of them."""
     values = list(values)
     low, high = min(values), max(values)

@@ -12,7 +12,7 @@ import queue
 import signal
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -203,26 +203,26 @@ def _leave_with_parent() -> None:
         os._exit(1)
 
 
-def _perform(job: Job, threads: int | None, tell: Any) -> None:
+def _perform(job: Job, threads: int | None, tell: Callable[[Event], None]) -> None:
     """Train a job and tell how it goes."""
+    tell(performed(job, threads, tell))
+
+
+def performed(job: Job, threads: int | None, tell: Callable[[Advanced], None]) -> Finished | Failed:
+    """What a job gave; ``tell`` hears of its progress."""
     from complete_mue.lab.sweep.worker import failure, work
 
+    def report(step: int, losses: Sequence[float]) -> None:
+        tell(Advanced(job.number, step, tuple(losses)))
+
     try:
-        outcomes = work(
-            job.configs,
-            threads=threads,
-            report=lambda step, losses: tell(Advanced(job.number, step, tuple(losses))),
-        )
-        end: Event = Finished(job.number, tuple(outcomes))
-    except OSError as problem:
-        if isinstance(problem, BrokenPipeError):
-            raise
-        end = Failed(job.number, failure(problem))
+        return Finished(job.number, tuple(work(job.configs, threads=threads, report=report)))
+    except BrokenPipeError:
+        raise
     except Exception as problem:
-        if os.environ.get("MUE_TRACEBACK"):
+        if os.environ.get("MUE_TRACEBACK") and not isinstance(problem, OSError):
             traceback.print_exc()
-        end = Failed(job.number, failure(problem))
-    tell(end)
+        return Failed(job.number, failure(problem))
 
 
 @contextmanager

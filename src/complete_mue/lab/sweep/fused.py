@@ -22,13 +22,14 @@ from complete_mue.apply.bind import Bound, bind
 from complete_mue.apply.initialize import initial_replica
 from complete_mue.errors import RunError
 from complete_mue.lab.models import DiffusionTransformer, LanguageModel
+from complete_mue.lab.models.residual_layer import LayerOptions
 from complete_mue.lab.nn.router import Routing
 from complete_mue.lab.sweep.adamw import ReplicaAdamW, ReplicaSettings
 from complete_mue.lab.train.config import RunConfig
 from complete_mue.lab.train.cuda_graph import Recorded
 from complete_mue.lab.train.schedule import last_window
 from complete_mue.lab.train.task import Batch, Task, build
-from complete_mue.lab.train.trainer import pick_device
+from complete_mue.lab.train.trainer import added, balance, pick_device
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def train_fused(
         loss, routings, loads = _backward(first, losses_of, batch, len(tasks) > 1)
         alive.logical_and_(loss.isfinite())
         optimizer.step(factor, alive)
-        _balance(first, model, loads)
+        balance(model, loads, first.balance_rate)
         return loss, routings
 
     take = Recorded(advance) if graph and device.type == "cuda" else advance
@@ -113,18 +114,17 @@ def _check_alike(configs: Sequence[RunConfig]) -> None:
 
 def _bare_model(config: RunConfig, task: Task, replicas: int) -> nn.Module:
     """The task's model without a plan's multipliers, with a replica axis."""
-    options = {
-        "attention_scale": config.plan.attention_scale,
-        "qk_norm": config.qk_norm,
-        "router": config.router,
-        "replicas": replicas,
-    }
+    options = LayerOptions(
+        attention_scale=config.plan.attention_scale, qk_norm=config.qk_norm, router=config.router, replicas=replicas
+    )
     solo = task.model
     if isinstance(solo, LanguageModel):
-        return LanguageModel(config.shape, solo.vocab, **options)  # type: ignore[arg-type]
+        return LanguageModel(config.shape, solo.vocab, **options)
     assert isinstance(solo, DiffusionTransformer)
-    text = {"text_vocab": solo.text_vocab, "text_features": solo.text_features}
-    return DiffusionTransformer(config.shape, solo.channels, solo.patch, **text, **options)  # type: ignore[arg-type]
+    text, features = solo.text_vocab, solo.text_features
+    return DiffusionTransformer(
+        config.shape, solo.channels, solo.patch, text_vocab=text, text_features=features, **options
+    )
 
 
 def _prepare(model: nn.Module, configs: Sequence[RunConfig]) -> ReplicaAdamW:
@@ -216,17 +216,8 @@ def _backward(
         ((loss + extra) / config.accumulate).sum().backward()
         total = total + loss.detach() / config.accumulate
         if config.balance_rate:
-            now = [routing.load for routing in routings]
-            loads = [one + two for one, two in zip(loads, now, strict=True)] if loads else now
+            loads = added(loads, [routing.load for routing in routings])
     return total, routings, loads
-
-
-def _balance(config: RunConfig, model: nn.Module, loads: list[Tensor]) -> None:
-    """Loss-free balancing, where it is on, by the load of the whole step."""
-    if loads:
-        routed = [layer.feed_forward for layer in model.layers if layer.feed_forward.spec.groups]
-        for block, load in zip(routed, loads, strict=True):
-            block.update_bias(load, config.balance_rate)
 
 
 def _results(history: Tensor, steps: int, routings: list[Routing]) -> list[FusedResult]:

@@ -16,8 +16,7 @@ from typing import Any
 from complete_mue.errors import MueError, RunError
 from complete_mue.lab.records.schema import HYPERS, Place, Plan, PlannedPoint, PlannedTarget, TunedReference
 from complete_mue.lab.sweep.hypers import Hyper
-from complete_mue.lab.train.config import RunConfig, TextTask
-from complete_mue.lab.train.data_digest import identity, pinned
+from complete_mue.lab.train.config import RunConfig, TextTask, identity, pinned
 from complete_mue.layout import Role
 from complete_mue.layout.tensors import FEED_FORWARD_ROLES, block_roles
 from complete_mue.rules import DEFAULT_RULES

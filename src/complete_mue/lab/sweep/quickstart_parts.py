@@ -18,7 +18,7 @@ import torch
 from complete_mue.apply.checks import TOLERANCE, AxisCheck, CheckResult, check
 from complete_mue.apply.judge import RoleVerdict
 from complete_mue.lab.models.check_setup import language_model_setup
-from complete_mue.lab.report.pictures import Axis, Dot, Drawn, Panel, Picture, pictures
+from complete_mue.lab.report.pictures import Axis, Dot, Drawn, Panel, Picture, log_axis, pictures
 from complete_mue.lab.report.summary import Summary, summarize
 from complete_mue.lab.report.verdict import Line
 from complete_mue.lab.sweep.grid import REFERENCE_RULES
@@ -93,7 +93,7 @@ def _relative(role: RoleVerdict) -> list[float]:
 def _sizes_picture(found: dict[str, CheckResult]) -> Picture:
     styles = {role.role: i for i, role in enumerate(next(iter(found.values())).axes[0].roles, start=1)}
     panels = tuple(
-        Panel(f"{AXES[axis.axis]}, {rules}", _log_axis(AXES[axis.axis], axis.xs), _size_lines(axis, styles))
+        Panel(f"{AXES[axis.axis]}, {rules}", log_axis(AXES[axis.axis], axis.xs), _size_lines(axis, styles))
         for rules, result in found.items()
         for axis in result.axes
     )
@@ -123,10 +123,6 @@ def _size_lines(axis: AxisCheck, styles: dict[str, int]) -> tuple[Drawn, ...]:
         )
         for role in axis.roles
     )
-
-
-def _log_axis(name: str, xs: tuple[float, ...]) -> Axis:
-    return Axis(name, xs[0] / 1.1, xs[-1] * 1.1, tuple((x, f"{x:g}") for x in xs), log=True)
 
 
 # -- trained -------------------------------------------------------------------------------------------------------

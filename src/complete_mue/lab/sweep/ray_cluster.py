@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from complete_mue.errors import RunError
-from complete_mue.lab.sweep.executor import Advanced, Event, Failed, Finished, Job, Lost
+from complete_mue.lab.sweep.executor import Advanced, Event, Failed, Finished, Job, Lost, performed
 
 
 class RayCluster:
@@ -82,14 +82,4 @@ class _Board:
 
 
 def _perform(job: Job, board: Any, threads: int | None) -> Finished | Failed:
-    from complete_mue.lab.sweep.worker import failure, work
-
-    try:
-        outcomes = work(
-            job.configs,
-            threads=threads,
-            report=lambda step, losses: board.post.remote(Advanced(job.number, step, tuple(losses))),
-        )
-        return Finished(job.number, tuple(outcomes))
-    except Exception as problem:
-        return Failed(job.number, failure(problem))
+    return performed(job, threads, board.post.remote)

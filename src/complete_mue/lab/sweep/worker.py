@@ -9,8 +9,7 @@ import torch
 
 from complete_mue.lab.records import LossCurve, Outcome
 from complete_mue.lab.sweep.fused import FusedResult, train_fused
-from complete_mue.lab.train.config import RunConfig
-from complete_mue.lab.train.data_digest import pinned
+from complete_mue.lab.train.config import RunConfig, pinned
 from complete_mue.lab.train.schedule import last_window
 
 BINS = 100  # a record's loss curve is the mean over at most so many spans of steps

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from complete_mue.errors import FileError, RunError, nearest
+from complete_mue.lab.data.digest import picture_identity, text_identity
 from complete_mue.lab.nn.router_config import RouterConfig
 from complete_mue.lab.train.schedule import Schedule
 from complete_mue.layout import Budget, FeedForward, Hyper, ModelShape, Reference
@@ -198,6 +199,22 @@ class RunConfig:
 
 
 _NO_NUMBERS = ("log_every", "checkpoint_every", "keep", "name", "device", "recompute", "expert_parallel", "wandb")
+
+
+def identity(task: TextTask | PictureTask) -> str:
+    """What the task's source holds now."""
+    return text_identity(task.source) if isinstance(task, TextTask) else picture_identity(task.source)
+
+
+def pinned(config: RunConfig) -> RunConfig:
+    """The config with what its data holds; where it says that already, and the data is another, that is an error."""
+    task, found = config.task, identity(config.task)
+    if task.data not in ("", found):
+        raise RunError(
+            f"task.source = {task.source}: holds {found}, and the config was started with {task.data}: the data was "
+            "replaced; put it back, or start over with the new data in a directory of its own"
+        )
+    return dataclasses.replace(config, task=dataclasses.replace(task, data=found))
 
 
 def refuse_other_data(where: str, config: RunConfig, known: str) -> None:

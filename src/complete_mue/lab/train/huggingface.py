@@ -30,7 +30,7 @@ END_TOKEN = "<|endoftext|>"
 
 def export_huggingface(run: Path, folder: Path) -> Path:
     """Write a run's newest sound checkpoint as a Hugging Face model folder, whole or not at all."""
-    config, model = load_run(run)
+    config, model, _ = load_run(run)
     if not isinstance(config.task, TextTask) or not isinstance(model, LanguageModel):
         raise RunError(f"{run}: a {type(config.task).__name__} run; give the run of a language model")
     return write_folder(model, run_tokenizer(config), config.task.sequence, folder, qk_norm=config.qk_norm)

@@ -15,8 +15,7 @@ import torch
 from complete_mue.errors import FileError, MueError, RunError
 from complete_mue.lab.train import checkpoint
 from complete_mue.lab.train.checkpoint_folder import refuse_obstacles
-from complete_mue.lab.train.config import RunConfig, differences, read_config, refuse_other_data
-from complete_mue.lab.train.data_digest import pinned
+from complete_mue.lab.train.config import RunConfig, differences, pinned, read_config, refuse_other_data
 from complete_mue.lab.train.flops import Meter
 from complete_mue.lab.train.parallel import ALONE, Ranks
 from complete_mue.lab.train.run_folder import Metrics, read_metrics, set_aside, with_loss

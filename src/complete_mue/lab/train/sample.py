@@ -25,14 +25,8 @@ from complete_mue.lab.train.sources import BUILT_IN, holds_features, picture_sou
 from complete_mue.lab.train.task import build
 
 
-def load_run(run: Path) -> tuple[RunConfig, nn.Module]:
-    """The config of a run and its model with the newest sound weights."""
-    config, model, _ = load_run_at_step(run)
-    return config, model
-
-
-def load_run_at_step(run: Path) -> tuple[RunConfig, nn.Module, int]:
-    """The same, and the step that the weights are of."""
+def load_run(run: Path) -> tuple[RunConfig, nn.Module, int]:
+    """The config of a run, its model with the newest sound weights, and the step they are of."""
     config = read_config(run / "config.json")
     model = build(config).model
     step = checkpoint.load_newest(run, config, model, None, lambda text: None)

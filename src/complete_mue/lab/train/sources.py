@@ -8,10 +8,9 @@ from typing import Any
 
 from complete_mue.errors import RunError
 from complete_mue.lab.data import FeatureData, ImageData, ImageFolder, MovingSprites, Scenes, Shapes
-from complete_mue.lab.data.features import FORMAT, FeatureManifest
-from complete_mue.lab.data.manifest import MANIFEST, PROGRESS
+from complete_mue.lab.data.features import FeatureManifest
+from complete_mue.lab.data.shard_folder import FEATURES, MANIFEST, PROGRESS
 from complete_mue.lab.train.config import PictureTask
-from complete_mue.storage import read_json
 
 BUILT_IN: dict[str, Any] = {"scenes": Scenes, "shapes": Shapes, "sprites": MovingSprites}
 
@@ -60,10 +59,7 @@ def picture_source(task: PictureTask, rows: int, seed: int, rank: int = 0, world
 
 def holds_features(folder: Path) -> bool:
     """Whether ``cache_features`` wrote (or is writing) the folder."""
-    path = folder / MANIFEST
-    if path.is_file():
-        return bool(read_json(path, "manifest").get("format") == FORMAT)
-    return (folder / PROGRESS).is_file()
+    return FEATURES.is_at(folder) or (not (folder / MANIFEST).is_file() and (folder / PROGRESS).is_file())
 
 
 def _check(task: PictureTask, manifest: FeatureManifest) -> None:

@@ -134,10 +134,8 @@ class Trainer:
         for part in zip(*(tensor.chunk(config.accumulate) for tensor in batch), strict=True):
             loss, routings, now = self._micro_batch(*part)
             total = total + loss / config.accumulate
-            loads = (
-                [one + two for one, two in zip(loads, now, strict=True)] if loads else [load.clone() for load in now]
-            )
-        self._balance(loads)
+            loads = added(loads, now)
+        balance(self.model, loads, config.balance_rate)
         return self.ranks.mean(total), routings
 
     def _plain_micro_batch(self, *batch: Tensor) -> tuple[Tensor, list[Routing], list[Tensor]]:
@@ -167,14 +165,6 @@ class Trainer:
             for parameter, grad in kept:
                 parameter.grad = grad
 
-    def _balance(self, loads: list[Tensor]) -> None:
-        """Loss-free balancing, where it is on, by the load of the whole step."""
-        if loads:
-            layers: Any = self.model.layers
-            routed = [layer.feed_forward for layer in layers if layer.feed_forward.spec.groups]
-            for block, load in zip(routed, loads, strict=True):
-                block.update_bias(load, self.config.balance_rate)
-
     @torch.no_grad()
     def _updates(self, before: list[Tensor]) -> dict[str, Tensor]:
         """Mean over a role's watched tensors of |update| / |weight|; 0 for a tensor that was 0."""
@@ -185,6 +175,20 @@ class Trainer:
         for place, bound in enumerate(self._watched):
             places.setdefault(bound.spec.role.value, []).append(place)
         return {role: torch.stack([ratios[place] for place in found]).mean() for role, found in places.items()}
+
+
+def added(loads: list[Tensor], now: list[Tensor]) -> list[Tensor]:
+    """The experts' loads of all micro-batches so far."""
+    return [one + two for one, two in zip(loads, now, strict=True)] if loads else [load.clone() for load in now]
+
+
+def balance(model: nn.Module, loads: list[Tensor], rate: float) -> None:
+    """Loss-free balancing, where it is on, by the load of the whole step."""
+    if loads:
+        layers: Any = model.layers
+        routed = [layer.feed_forward for layer in layers if layer.feed_forward.spec.groups]
+        for block, load in zip(routed, loads, strict=True):
+            block.update_bias(load, rate)
 
 
 def _watched(binding: Binding) -> list[Bound]:

@@ -194,6 +194,10 @@ function draw(target, svg) {
   if (!svg) return $(target).replaceChildren();
   const drawn = new DOMParser().parseFromString(svg.replace('<svg ', '<svg xmlns="http://www.w3.org/2000/svg" '), 'image/svg+xml');
   $(target).replaceChildren(document.importNode(drawn.documentElement, true));
+  for (const dot of $(target).querySelectorAll('.dot')) {
+    dot.append(document.createElementNS('http://www.w3.org/2000/svg', 'title'));
+    dot.lastChild.textContent = dot.getAttribute('aria-label');
+  }
 }
 
 // A pasted config that the form can hold fills it, so that clearing the paste leaves a shape to edit.
@@ -311,7 +315,7 @@ async function showPlot() {
     $('plot-role').replaceChildren(...(data.roles || []).map((role) => el('option', { value: role }, role.replace(':', ', '))));
     $('plot-role').value = data.role || '';
     $('plot-note').textContent = data.error || `${data.note}${data.lr ? ' The ring is your target.' : ''}`;
-    $('plot-legend').replaceChildren(...(data.rules || []).map((names, i) => el('li', { class: `c${i % 6}` }, names.join(' = '))));
+    $('plot-legend').replaceChildren(...(data.rules || []).map((names, i) => el('li', { class: `s${i && 1 + (i - 1) % 7}` }, names.join(' = '))));
     for (const column of ['lr', 'init_std']) draw(`plot-${column}`, data[column]);
   } catch {
     if (turn === plotted) $('plot-note').textContent = 'The server does not answer. Is `mue web` still running?';
