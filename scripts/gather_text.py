@@ -68,8 +68,12 @@ _LEFT_OUT = re.compile(
     r"|constraints|SOURCES|test_|conftest|top_level|entry_points|RECORD|robots|CODE_OF_CONDUCT)[^/]*$",
     re.I,
 )
-_COMMON = re.compile(r"\b(the|of|to|an?|and|is|in|that|for|be|are|this|it|with|as|on|by|or|not|if|can)\b", re.I)
-_WORD, _BLANK, _TAG = re.compile(r"[a-z]{2,}|a"), re.compile(r"\n\s*\n"), re.compile(r"<[^<>]{1,300}>")
+_COMMON = {
+    "the", "of", "to", "a", "an", "and", "is", "in", "that", "for", "be", "are", "this", "it", "with", "as", "on", "by",
+    "or", "not", "if", "can",
+}  # fmt: skip
+_LETTERS = "".join(chr(n).lower() if chr(n).isalpha() else " " for n in range(128))  # of str.translate: the rest stays
+_BLANK, _TAG = re.compile(r"\n\s*\n"), re.compile(r"<[^<>]{1,300}>")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 _LINK = re.compile(r"""<a\s([^>]*?)href=["']([^"'>]+)["']([^>]*)>""")
 _DOCSTRING = re.compile(r"""^[ \t]*[rRuU]?(\"\"\"|\'\'\')(.*?)\1""", re.M | re.S)
@@ -117,10 +121,14 @@ class Seen:
 
 def marks(text: str) -> list[int]:
     """Checksums of the six words from each long word on, or of the whole; punctuation and numbers do not count."""
-    words = _WORD.findall(text.lower())
+    words = _words(text)
     starts = [n for n, word in enumerate(words[:-5]) if len(word) >= 7] or ([0] if len(words) > 3 else [])
     size = 6 if len(words) > 6 else len(words)
     return [zlib.crc32(" ".join(words[n : n + size]).encode()) for n in starts]
+
+
+def _words(text: str) -> list[str]:
+    return text.translate(_LETTERS).split()
 
 
 def licence_of(metadata: str) -> tuple[str, bool]:
@@ -183,9 +191,9 @@ def tidy(text: str) -> str:
 def is_english(text: str) -> bool:
     """By its most common words; tables, lists of names and other languages have too few."""
     sample = text[:8_000]
-    words = len(_WORD.findall(sample.lower()))
-    english = len(_COMMON.findall(sample)) > 0.12 * words
-    return words > 30 and english and len(sample.encode()) < 1.03 * len(sample)
+    words = _words(sample)
+    english = sum(map(_COMMON.__contains__, words)) > 0.12 * len(words)
+    return len(words) > 30 and english and len(sample.encode()) < 1.03 * len(sample)
 
 
 def docstrings(source: str) -> str:

@@ -184,6 +184,15 @@ def _scaling(base: Model, tiny: bool) -> list[Model]:
     return [*found.values(), base.with_layout(layout, experts)]
 
 
+@register("selected", "A few of each: activated experts, a hybrid, twice the width", "active weights, millions")
+def _selected(base: Model, tiny: bool) -> list[Model]:
+    """For a scale at which no axis can be run in full."""
+    few, hybrid = (("16e2a", "16e4a"), "16e4a2g1s") if tiny else (("64e4a", "64e8a"), "128e8a4g1s")
+    wide = replace(base, shape=replace(base.shape, width=2 * base.shape.width))
+    found = [*(base.with_layout(layout, 0) for layout in (*few, hybrid)), _moe(wide, tiny, "width x2", 0)]
+    return [replace(model, x=model.shape.parameters.active / 1e6) for model in found]
+
+
 @register("large_batch", "Four times the batch, as many steps", "batch ratio")
 def _large_batch(base: Model, tiny: bool) -> list[Model]:
     """Layouts whose experts see few tokens, with four times as many: is it the noise of their gradients that moves an
