@@ -102,7 +102,9 @@ def _grouped(base: Model, tiny: bool) -> list[Model]:
 
 @register("depth", "Depth, on an MoE", "layers")
 def _depth(base: Model, tiny: bool) -> list[Model]:
-    sizes = [base.shape.depth * factor for factor in ((1, 2) if tiny else (1, 2, 4))]
+    """Up to the paper's 32 layers, where that is within eight times."""
+    depth = base.shape.depth
+    sizes = [depth * factor for factor in ((1, 2) if tiny else (1, 2, 4, 8)) if factor < 8 or depth <= 4]
     return [_moe(replace(base, shape=replace(base.shape, depth=n)), tiny, f"{n} layers", n) for n in sizes]
 
 
