@@ -99,21 +99,25 @@ def to_text(found: Comparison) -> str:
 
 
 def draw(found: Comparison, path: Path) -> Path | None:
-    """The ratio along the loss as PNG; None without matplotlib."""
+    """Loss against steps of both, and the ratio along the loss, as PNG; None without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return None
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
-    axes.plot(found.curve.loss, found.curve.ratio, marker=".")
-    axes.axhline(found.median, linestyle="--", linewidth=1, color="grey", label=f"median {found.median:.2f}x")
-    axes.invert_xaxis()  # training goes to the right
-    axes.set(
+    figure, curve = Figure(figsize=(10, 4), layout="constrained"), found.curve
+    losses, ratios = figure.subplots(1, 2)
+    losses.plot(curve.reference_steps, curve.loss, marker=".", label=found.reference)
+    losses.plot(curve.target_steps, curve.loss, marker=".", label=found.target)
+    losses.set(xlabel="steps", ylabel="smoothed loss", title="Loss, stable phase")
+    ratios.plot(curve.loss, curve.ratio, marker=".")
+    ratios.axhline(found.median, linestyle="--", linewidth=1, color="grey", label=f"median {found.median:.2f}x")
+    ratios.invert_xaxis()  # training goes to the right
+    ratios.set(
         xlabel="smoothed loss", ylabel=f"steps of {found.reference} / steps of {found.target}",
-        title="Convergence speedup, stable phase", ylim=(0, 1.15 * max(found.curve.ratio)),
+        title="Convergence speedup", ylim=(0, 1.15 * max(curve.ratio)),
     )  # fmt: skip
-    axes.legend()
+    for axes in (losses, ratios):
+        axes.legend()
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=150)
     with whole(path) as file:
