@@ -105,7 +105,7 @@ class Evidence:
 
     def tuning(self) -> list[str]:
         """The command that tunes the dense reference."""
-        options = (*self._settings(), *(TWO if self.task == "dit" else ()))
+        options = (*self._settings(*self.changes), *(TWO if self.task == "dit" else ()))
         return [
             "tune", self.task, "--scale", self.scale, *options, *_taken(self.known, self.trusted), "--out",
             str(self.reference.parent),
@@ -130,10 +130,12 @@ class Evidence:
         folders = [self.runs / f"{self.task}-{each}" for each in AXES[self.task] if each in FIGURES]
         others = [folder for folder in folders if folder != own and (folder / "sweep.json").is_file()]
         options = options if "--rules" in options else ("--rules", PAPER, *options)
-        tuned = str(self.longer if axis == "decay_long" else self.reference)
+        tuned, changes = self.reference, self.changes
+        if axis == "decay_long":
+            tuned, changes = self.longer, tuple(each for each in changes if not each.startswith("budget.steps="))
         return [
-            "sweep", APART.get(axis, axis), "--task", self.task, "--scale", self.scale, "--reference", tuned,
-            *self._settings(), *options, *_taken((*self.known, *others), self.trusted), "--out", str(own),
+            "sweep", APART.get(axis, axis), "--task", self.task, "--scale", self.scale, "--reference", str(tuned),
+            *self._settings(*changes), *options, *_taken((*self.known, *others), self.trusted), "--out", str(own),
         ]  # fmt: skip
 
     def write_longer(self) -> None:
@@ -147,8 +149,8 @@ class Evidence:
         with whole(self.longer) as file:
             file.write(reference_toml(longer, [f"{self.reference}, at {LONGER} times the steps"]).encode())
 
-    def _settings(self) -> list[str]:
-        return [part for change in (f"task.source={self.source}", *self.changes) for part in ("--set", change)]
+    def _settings(self, *changes: str) -> list[str]:
+        return [part for change in (f"task.source={self.source}", *changes) for part in ("--set", change)]
 
 
 def _taken(places: Sequence[Path], trusted: bool) -> list[str]:

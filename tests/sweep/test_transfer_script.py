@@ -52,9 +52,11 @@ def test_weight_decay_is_scanned_at_more_steps_by_the_rule_for_duration(tmp_path
     tuned = tmp_path / "lm-tune" / "reference.toml"
     tuned.parent.mkdir()
     tuned.write_text((SCRIPT.parents[1] / "examples" / "lm_reference.toml").read_text(encoding="utf-8"))
-    listed = transfer("stdlib", "--scale", "small", "--only", "decay_long", "--list", "--runs", str(tmp_path)).stdout
+    options = ("--set", f"budget.steps={read_reference(tuned).budget.steps}", "--runs", str(tmp_path), "--list")
+    listed = transfer("stdlib", "--only", "decay_long", *options).stdout.splitlines()[-1]
     longer = tuned.with_name("longer.toml")
     assert str(longer) in listed
+    assert "budget.steps" not in listed  # the reference brings its own
     before, after = read_reference(tuned), read_reference(longer)
     assert after.budget.steps == 4 * before.budget.steps
     assert after.hyper.lr * after.hyper.weight_decay * 4 == pytest.approx(before.hyper.lr * before.hyper.weight_decay)
