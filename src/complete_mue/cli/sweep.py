@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 Task = Annotated[str, typer.Option("--task", help="lm (language) or dit (diffusion).")]
 Scale = Annotated[
-    str, typer.Option("--scale", help="tiny (minutes on a CPU), small (one GPU) or paper (the paper's proxies).")
+    str,
+    typer.Option("--scale", help="tiny (minutes on a CPU), small or medium (one GPU) or paper (the paper's proxies)."),
 ]
 Overrides = Annotated[
     list[str] | None,
