@@ -206,6 +206,27 @@ def test_the_words_above_a_page_of_results_quote_its_figures(page: Path) -> None
     assert_quoted((ROOT / page).read_text(encoding="utf-8").partition(below)[0], below, least=7)
 
 
+def test_the_page_of_update_effects_shows_what_its_script_prints(tmp_path: Path) -> None:
+    """From the records beside it: the optimum against alignment, and the table of all roles."""
+    records, data = ROOT / "docs/results/update-effect", ROOT / "docs/results"
+    for path in records.glob("*.json"):
+        (tmp_path / path.name).symlink_to(path)
+    options = ["--reference", str(data / "pair/reference.toml"), "--optima", str(data / "roles/lm-roles.jsonl")]
+    command = [
+        sys.executable,
+        str(ROOT / "scripts/update_effect.py"),
+        "runs/data/bytes",
+        *options,
+        "--out",
+        str(tmp_path),
+    ]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    page = (ROOT / "docs/results/update-effect.md").read_text(encoding="utf-8")
+    roles, optima = re.findall(r"^target .*?(?=^target |\Z)", printed, re.MULTILINE | re.DOTALL)
+    for block, table in zip(page.split("```")[1::2], (optima, roles), strict=True):
+        assert_same_page(block.strip(), table.strip())
+
+
 @pytest.mark.parametrize(("page", "least"), [("README.md", 2), ("docs/results/index.md", 25)])
 def test_other_pages_quote_the_pages_of_results(page: str, least: int) -> None:
     assert_quoted((ROOT / page).read_text(encoding="utf-8"), measured(TRANSFER, ROLES), least)
