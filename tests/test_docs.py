@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from complete_mue.lab.report.markdown_page import article, chapters, generated, 
 from complete_mue.layout.tensors import VECTOR_ROLES, Role
 from complete_mue.rules.layer_table import COLUMNS, COMPLETE_MUE
 from in_process import mue
+from quick import quick
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -56,7 +58,13 @@ def commands() -> list[str]:
     return [line.split(" #")[0].strip() for line in lines if line.strip()]
 
 
-@pytest.mark.parametrize("command", [c for c in dict.fromkeys(commands()) if c.startswith("mue ")])
+def command_cases() -> list[Any]:
+    """Each `mue` command of the pages once; a check trains models, which takes longer."""
+    found = [command for command in dict.fromkeys(commands()) if command.startswith("mue ")]
+    return quick(found, *(command for command in found if not command.startswith("mue check")))
+
+
+@pytest.mark.parametrize("command", command_cases())
 def test_mue_commands_work(command: str) -> None:
     words = shlex.split(command)[1:]
     done = mue(*words, cwd=ROOT)
