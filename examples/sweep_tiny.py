@@ -1,4 +1,4 @@
-"""A dense model and an MoE over the learning rate, and whether one value serves both; `mue sweep` in small."""
+"""A dense model and an MoE over the learning rate, and whether one value is right for both; `mue sweep` in small."""
 
 import dataclasses
 import tempfile

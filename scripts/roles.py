@@ -62,7 +62,7 @@ def fit() -> Iterator[list[str]]:
 def fresh() -> Iterator[list[str]]:
     """The same for layouts that the exponent was not fitted to."""
     for layout in FRESH:
-        yield scan(layout, "expert_up", "-3:0.5")
+        yield scan(layout, "expert_up", "-3:0.5" if "-" in window(layout, reach=0) else window(layout))
 
 
 def scan(target: str, role: str, octaves: str) -> list[str]:
@@ -189,6 +189,7 @@ def main() -> int:
     parser.add_argument("--scale", default="small", help="as of `mue sweep`")
     parser.add_argument("--seeds", default=SEEDS)
     parser.add_argument("--only", default=",".join(SETS), help=f"some of {', '.join(SETS)}")
+    parser.add_argument("--target", action="append", help="the sweeps of these targets alone, in this order")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change the reference's config")
     parser.add_argument("--runs", type=Path, default=Path("runs/roles"))
     parser.add_argument("--known", type=Path, action="append", default=[], help="sweeps to take finished runs from")
@@ -200,6 +201,8 @@ def main() -> int:
     if unknown := [name for name in given.only.split(",") if name not in SETS]:
         parser.error(f"--only {unknown[0]!r}: give some of {', '.join(SETS)}")
     waiting = commands(given)
+    if given.target:
+        waiting = [command for target in given.target for command in waiting if target in command]
     if given.list:
         print("\n".join(f"mue {shlex.join(command)}" for command in waiting))
         return 0

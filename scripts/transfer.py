@@ -4,13 +4,20 @@
     python scripts/transfer.py scenes --task dit             # diffusion, on procedural scenes
     python scripts/transfer.py DATA --only activated,width   # some figures
     python scripts/transfer.py stdlib --scale tiny           # a look at it all on a CPU, in hours
-    python scripts/transfer.py DATA --list                   # the commands alone
+    python scripts/transfer.py DATA --list                   # the commands alone, with what each costs
     python scripts/transfer.py DATA --known docs/results/transfer   # go on from packed records, of the same data
 
 First the dense reference is tuned (RUNS/TASK-tune/reference.toml). Then every figure is swept over the learning rate by
 the paper's rules; then, into the same folders, by the other rule sets and over weight decay and init std. What a figure
 has finished, such as the dense reference's runs, the next ones take over. Everything resumes: a second start goes on
 where this one was stopped. ``--jobs 2`` keeps two sweeps going, so that one trains while the other compiles.
+
+Beside figures, ``--only`` takes rows that scan something else: `weight_decay` and `init_std` of diffusion's activated
+experts; `softmax`, activated experts by the other router; `decay_long`, the weight decay of language at four times the
+steps. At the tuned values lr x weight decay x steps is 0.5: weights forget less than half of their past, so that a
+smaller weight decay changes nothing, and the loss has a flank on one side alone. The rules for duration keep that
+product. So `decay_long` scans upwards, to a product of 15, and four times the tokens per weight are where a
+weight decay has most to gain. The last two are no figures of the page: their folders are in RUNS/apart.
 
 At the end:
 
@@ -26,23 +33,46 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from complete_mue.lab.paper_figures import FIGURES
+from complete_mue.lab.sweep.request import SweepRequest
+from complete_mue.layout.toml_files import read_reference, reference_toml
+from complete_mue.rules.batch_duration import schedule_factor, transfer_beta
+from complete_mue.storage import whole
 
-FIRST, LAST = ("activated", "ffn_width"), ("depth", "width", "scaling", "large_batch")
+FIRST, LAST = ("activated", "ffn_width"), ("depth", "width", "scaling", "selected", "large_batch")
+APART = {
+    "softmax": "activated",
+    "decay_long": "activated",
+}  # rows with other settings than the page's, and their figure
 AXES = {
-    "lm": (*FIRST, *(name for name in FIGURES if name not in FIRST + LAST), *LAST),
-    "dit": ("activated", "capacity", "width"),
+    "lm": (*FIRST, *(name for name in FIGURES if name not in FIRST + LAST), *LAST, *APART),
+    "dit": ("activated", "capacity", "width", "granularity", "shared", "grouped", "depth", "weight_decay", "init_std"),
 }
 COMPARED = ("activated", "ffn_width", "width")  # also by the other rule sets
 LR = ("--hyper", "lr")
 PAPER = "complete_mue"  # the paper's rules; ours beyond it are on the page of roles
 TWO = ("--seeds", "2")  # where runs are dear or many; else the scale's three
-DEAR = ("width", "large_batch")
+DEAR = {"lm": ("width", "large_batch"), "dit": ("activated", "capacity", "width")}
+HALF = ("--octaves=-1.5:1", "--per-octave", "2")  # where the optimum is sought, and not only that it is near
+HALVES = {
+    "lm": ("duration", "shared_instead", "ffn_width_moe", "batch_steps_moe", "batch_tokens_moe", "depth", "softmax"),
+    "dit": ("granularity", "shared", "grouped", "depth", "init_std"),
+}
+OWN = {
+    # Scores of 64 experts that add up to one are small, and so must be the steps of the bias that balances them.
+    "softmax": (*LR, "--set", "router.score=softmax", "--set", "bias_rate=0.001"),
+    "decay_long": ("--hyper", "weight_decay", "--octaves=-1:5", *TWO),
+    # Diffusion's is flat from 0.0006 to 0.16, where lr x weight decay x steps is 1.5.
+    "weight_decay": ("--hyper", "weight_decay", "--octaves=0:9"),
+    "init_std": ("--hyper", "init_std"),
+    "activated": LR,
+}
 # Their optima may lie far from the transferred value: a wider scan.
 OTHERS = ("--rules", "sp", "--rules", "mup", "--rules", "mup_moe", "--span", "3", *TWO)
+LONGER = 4  # times the steps of `decay_long`
 
 
 @dataclass(frozen=True)
@@ -64,46 +94,98 @@ class Evidence:
         return self.runs / f"{self.task}-tune" / "reference.toml"
 
     @property
+    def longer(self) -> Path:
+        """The same at more steps."""
+        return self.reference.with_name("longer.toml")
+
+    @property
     def figures(self) -> tuple[str, ...]:
         """Most important first."""
         return tuple(axis for axis in AXES[self.task] if not self.only or axis in self.only)
 
     def tuning(self) -> list[str]:
         """The command that tunes the dense reference."""
-        options = (*self._settings(), *(TWO if self.task == "dit" else ()))
+        options = (*self._settings(*self.changes), *(TWO if self.task == "dit" else ()))
         return [
             "tune", self.task, "--scale", self.scale, *options, *_taken(self.known, self.trusted), "--out",
             str(self.reference.parent),
         ]  # fmt: skip
 
     def sweeps(self) -> list[tuple[str, tuple[str, ...]]]:
-        """Every sweep's figure and its own options, most important first."""
-        found: list[tuple[str, tuple[str, ...]]] = [
-            (axis, (*(LR if axis == "activated" else ()), *(TWO if axis in DEAR or self.task == "dit" else ())))
-            for axis in self.figures
-        ]
+        """Every sweep's folder and its own options, most important first."""
+        found: list[tuple[str, tuple[str, ...]]] = []
+        for axis in self.figures:
+            options = (*OWN.get(axis, ()), *(HALF if axis in HALVES[self.task] else ()))
+            options += TWO if axis in DEAR[self.task] else ()
+            found.append((axis if axis in (*FIGURES, *APART) else "activated", options))
         if self.task == "lm":
             found += [(axis, (*LR, *OTHERS)) for axis in COMPARED if axis in self.figures]
             if "activated" in self.figures:
                 found.append(("activated", ("--hyper", "weight_decay", "--hyper", "init_std", *TWO)))
         return found
 
-    def command(self, figure: str, options: tuple[str, ...]) -> list[str]:
+    def command(self, axis: str, options: tuple[str, ...]) -> list[str]:
         """A sweep's command; points that other figures have finished by now are taken from there."""
-        folders = {axis: self.runs / f"{self.task}-{axis}" for axis in AXES[self.task]}
-        others = [folder for axis, folder in folders.items() if axis != figure and (folder / "sweep.json").is_file()]
+        own = self.runs / ("apart" if axis in APART else "") / f"{self.task}-{axis}"
+        folders = [self.runs / f"{self.task}-{each}" for each in AXES[self.task] if each in FIGURES]
+        others = [folder for folder in folders if folder != own and (folder / "sweep.json").is_file()]
         options = options if "--rules" in options else ("--rules", PAPER, *options)
+        tuned, changes = self.reference, self.changes
+        if axis == "decay_long":
+            tuned, changes = self.longer, tuple(each for each in changes if not each.startswith("budget.steps="))
         return [
-            "sweep", figure, "--task", self.task, "--scale", self.scale, "--reference", str(self.reference),
-            *self._settings(), *options, *_taken((*self.known, *others), self.trusted), "--out", str(folders[figure]),
+            "sweep", APART.get(axis, axis), "--task", self.task, "--scale", self.scale, "--reference", str(tuned),
+            *self._settings(*changes), *options, *_taken((*self.known, *others), self.trusted), "--out", str(own),
         ]  # fmt: skip
 
-    def _settings(self) -> list[str]:
-        return [part for change in (f"task.source={self.source}", *self.changes) for part in ("--set", change)]
+    def write_longer(self) -> None:
+        """The tuned dense model at more steps, by the rule for duration, as a reference of its own."""
+        tuned = read_reference(self.reference)
+        factor, hyper = schedule_factor(LONGER), tuned.hyper
+        first, second = (transfer_beta("beta", beta, LONGER) for beta in hyper.betas)
+        values = {"lr": hyper.lr * factor, "weight_decay": hyper.weight_decay * factor, "eps": hyper.eps / factor}
+        budget = replace(tuned.budget, steps=tuned.budget.steps * LONGER)
+        longer = replace(tuned, budget=budget, hyper=replace(hyper, **values, betas=(first, second)))
+        with whole(self.longer) as file:
+            file.write(reference_toml(longer, [f"{self.reference}, at {LONGER} times the steps"]).encode())
+
+    def _settings(self, *changes: str) -> list[str]:
+        return [part for change in (f"task.source={self.source}", *changes) for part in ("--set", change)]
 
 
 def _taken(places: Sequence[Path], trusted: bool) -> list[str]:
     return [*(part for place in places for part in ("--known", str(place))), *(["--trust-known"] if trusted else [])]
+
+
+def cost(command: list[str], seen: set[str]) -> tuple[int, int]:
+    """Runs and tokens of a sweep that no sweep before it has; untuned, those of the scale's own values."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("figure")
+    parser.add_argument("--reference", type=Path)
+    for name, kind in {
+        "--task": str,
+        "--scale": str,
+        "--seeds": int,
+        "--span": int,
+        "--per-octave": int,
+        "--octaves": str,
+        "--out": Path,
+    }.items():
+        parser.add_argument(name, type=kind, default=1 if name == "--per-octave" else None)
+    for name in ("--rules", "--hyper", "--set", "--known"):
+        parser.add_argument(name, action="append")
+    parser.add_argument("--trust-known", action="store_true")
+    asked = parser.parse_args(command[1:])
+    low, _, high = (asked.octaves or "").partition(":")
+    is_tuned, is_longer = asked.reference.exists(), asked.reference.name == "longer.toml"
+    request = SweepRequest(
+        asked.figure, asked.task, asked.scale, asked.reference if is_tuned else None, asked.rules, asked.hyper,
+        seeds=asked.seeds, span=(float(low), float(high)) if asked.octaves else asked.span,
+        per_octave=asked.per_octave, overrides=asked.set,
+    )  # fmt: skip
+    new = [point for point in request.sweep().points() if is_longer or point.id not in seen]
+    seen |= {point.id for point in new}
+    return len(new), sum(point.config.budget.tokens for point in new) * (LONGER if is_longer and not is_tuned else 1)
 
 
 def mue(command: list[str]) -> subprocess.Popen[bytes]:
@@ -137,7 +219,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", help="a folder that `mue data prepare` made, or a built-in source")
     parser.add_argument("--task", choices=sorted(AXES), default="lm")
-    parser.add_argument("--scale", choices=("tiny", "small", "paper"), default="small", help="as of `mue sweep`")
+    parser.add_argument(
+        "--scale", choices=("tiny", "small", "medium", "paper"), default="small", help="as of `mue sweep`"
+    )
     parser.add_argument("--only", default="", help="figures, divided by commas")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change the reference's config")
     parser.add_argument("--runs", type=Path, default=Path("runs/transfer"))
@@ -153,12 +237,21 @@ def main() -> int:
     evidence = Evidence(
         given.task, given.source, given.runs, given.scale, tuple(given.set), only, tuple(given.known), given.trust_known
     )
+    if evidence.reference.exists():
+        evidence.write_longer()
     if given.list:
-        for command in (evidence.tuning(), *(evidence.command(*entry) for entry in evidence.sweeps())):
+        print("mue", shlex.join(evidence.tuning()))
+        seen: set[str] = set()
+        for command in (evidence.command(*entry) for entry in evidence.sweeps()):
+            runs, tokens = cost(command, seen)
+            size = f"{runs} new runs, {tokens / 1e9:.2f} G tokens, {tokens / 6e8:.1f} min at 10 M tokens/s"
+            print(f"# {Path(command[-1]).name}: {size}")
             print("mue", shlex.join(command))
         return 0
-    if not evidence.reference.exists() and mue(evidence.tuning()).wait():
-        return 1
+    if not evidence.reference.exists():
+        if mue(evidence.tuning()).wait():
+            return 1
+        evidence.write_longer()
     return 1 if take_turns(evidence, given.jobs) else 0
 
 

@@ -5,10 +5,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
 
 import complete_mue as mue
+from complete_mue.cli import app
 from in_process import mue as run
 
 FILES = ("examples/lm_reference.toml", "examples/lm_large.toml")
@@ -171,6 +175,20 @@ def test_help_teaches(root: Path) -> None:
     assert run("--version", cwd=root).stdout.strip() == mue.__version__
 
 
+def test_help_fits_the_terminal() -> None:
+    """No line is cut or longer than 80 columns, and flags show no type."""
+
+    def walk(command: Any, words: tuple[str, ...] = ()) -> None:
+        shown = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "80"}).output
+        assert max(map(len, shown.splitlines())) <= 80, words
+        assert "..." not in shown.partition("Commands:")[2], words
+        assert "bool" not in shown, words
+        for name, below in getattr(command, "commands", {}).items():
+            walk(below, (*words, name))
+
+    walk(get_command(app))
+
+
 # What the words alone decide; none of it needs torch.
 REFUSED = (
     ("train", "nope"),
@@ -198,6 +216,10 @@ REFUSED = (
     ("tune", "lm", "--hyper", "nope"),
     ("check", "--layout", "8e"),
     ("check", "--rules", "nope"),
+    ("check", "--axis", "nope"),
+    ("check", "--axis", "active", "--layout", "8e2a"),
+    ("bench", "moe", "--device", "nope"),
+    ("bench", "moe", "--figure", "nope"),
     ("cluster", "nope"),
     ("cluster", "lm_large", "--gpus", "x"),
     ("data", "show", "tests"),

@@ -219,16 +219,16 @@ def test_the_table_of_axes_equals_the_pages_of_results() -> None:
         for line in measured(page).split("**Diffusion")[0].splitlines()
         if "| learning rate |" in line
     ]
-    served = {(row[0].split(":")[0], row[2]): row[3].split(" (")[0] for row in overview}
+    held = {(row[0].split(":")[0], row[2]): row[3].split(" (")[0] for row in overview}
     names = ["complete_mue_sparse", "complete_mue", "mup", "mup_moe", "sp"]
     found = 0
     for axis, *cells in table("../README.md", "axes"):
         for rules, cell in zip(names, cells, strict=True):
             if re.fullmatch(r"\d+ of \d+", cell):
-                assert served[axis, rules] == cell, (axis, rules)
+                assert held[axis, rules] == cell, (axis, rules)
                 found += 1
             else:
-                assert (axis, rules) not in served, (axis, rules)
+                assert (axis, rules) not in held, (axis, rules)
     assert found > 15
 
 

@@ -24,6 +24,7 @@ from complete_mue.layout import (
     read_reference,
     read_target,
 )
+from complete_mue.layout.axes import Point
 from complete_mue.plan import Plan, Row, transfer
 from complete_mue.rules import Rules, register_rules
 
@@ -32,7 +33,6 @@ __version__ = "0.1.0"
 # What needs torch, and where it lives; loaded on first use.
 _LAZY = {
     "Family": "complete_mue.apply.family",
-    "Point": "complete_mue.apply.axes",
     "Setup": "complete_mue.apply.setup",
     "check": "complete_mue.apply.checks",
     "check_scheduler": "complete_mue.apply.optim",
@@ -43,7 +43,6 @@ _LAZY = {
     "param_groups": "complete_mue.apply.optim",
 }
 if TYPE_CHECKING:
-    from complete_mue.apply.axes import Point
     from complete_mue.apply.bind import describe, normalize_routing
     from complete_mue.apply.checks import check
     from complete_mue.apply.family import Family

@@ -16,7 +16,6 @@ import complete_mue as mue
 
 torch = pytest.importorskip("torch")
 
-from complete_mue.apply.axes import AXES, Point, axis_points, small_reference  # noqa: E402
 from complete_mue.apply.bind import bind  # noqa: E402
 from complete_mue.apply.check_report import tables, verdict, write  # noqa: E402
 from complete_mue.apply.checks import CheckResult  # noqa: E402
@@ -26,6 +25,7 @@ from complete_mue.cli.check import app  # noqa: E402
 from complete_mue.lab.kernels.dispatch import KERNELS, choose, routed_experts  # noqa: E402
 from complete_mue.lab.models import LanguageModel  # noqa: E402
 from complete_mue.lab.models.check_setup import BYTES, language_model_setup  # noqa: E402
+from complete_mue.layout.axes import AXES, Point, axis_points, small_reference  # noqa: E402
 
 QUICK = ("experts", "shared")  # the others take longer
 

@@ -11,10 +11,10 @@ import complete_mue as mue
 
 torch = pytest.importorskip("torch")
 
-from complete_mue.apply.axes import axis_points, small_reference  # noqa: E402
 from complete_mue.apply.effect import Effect, tensor_effects, update_effect  # noqa: E402
 from complete_mue.lab.models import LanguageModel  # noqa: E402
 from complete_mue.layout import Role  # noqa: E402
+from complete_mue.layout.axes import axis_points, small_reference  # noqa: E402
 
 VOCAB = 64
 

@@ -122,7 +122,7 @@ def test_refused_with_the_reason(name: str, reason: str) -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     for given in (config, model):
-        with pytest.raises(BindError, match=f"{name!r} cannot be served: .*{reason}"):
+        with pytest.raises(BindError, match=f"{name!r} is not supported: .*{reason}"):
             mue.describe(given)
 
 

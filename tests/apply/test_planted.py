@@ -13,11 +13,11 @@ import complete_mue as mue
 
 torch = pytest.importorskip("torch")
 
-from complete_mue.apply.axes import Point, small_reference  # noqa: E402
 from complete_mue.apply.bind import bind  # noqa: E402
 from complete_mue.apply.check_report import tables, verdict  # noqa: E402
 from complete_mue.lab.kernels.dispatch import routed_experts  # noqa: E402
 from complete_mue.lab.models.check_setup import language_model_setup  # noqa: E402
+from complete_mue.layout.axes import Point, small_reference  # noqa: E402
 from stock_setups import stock_model  # noqa: E402
 
 BUDGET = mue.Budget(256, 100)

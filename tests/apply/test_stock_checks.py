@@ -13,10 +13,10 @@ import complete_mue as mue
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers", reason="stock families need transformers")
 
-from complete_mue.apply.axes import AXES, Point, axis_points  # noqa: E402
 from complete_mue.apply.check_report import tables, verdict  # noqa: E402
 from complete_mue.apply.checks import CheckResult  # noqa: E402
 from complete_mue.layout import FeedForward  # noqa: E402
+from complete_mue.layout.axes import AXES, Point, axis_points  # noqa: E402
 from stock_setups import random_tokens, real_tokens, stock_setup  # noqa: E402
 
 PLAIN = ("mixtral", "olmoe", "qwen3_moe")  # without shared experts

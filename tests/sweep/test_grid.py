@@ -65,7 +65,7 @@ def test_mistakes() -> None:
         Sweep("t", "T", "a", "tiny", twice, (Scan("lr", (1e-3,)),), ("complete_mue",)).points()
     with pytest.raises(mue.MueError, match="'capacity'"):
         figure("capacty", base_config("lm", "tiny"), "tiny")
-    with pytest.raises(mue.MueError, match="tiny, small, paper"):
+    with pytest.raises(mue.MueError, match="tiny, small, medium, paper"):
         base_config("lm", "huge")
 
 
@@ -77,7 +77,9 @@ def test_what_can_be_fused() -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("scale", [pytest.param(s, marks=pytest.mark.slow) if s == "small" else s for s in SCALES])
+@pytest.mark.parametrize(
+    "scale", [pytest.param(s, marks=pytest.mark.slow) if s in ("small", "medium") else s for s in SCALES]
+)
 def test_every_figure_at_every_scale_is_a_sweep_that_the_report_reads(tmp_path: Path, task: str, scale: str) -> None:
     base = base_config(task, scale)
     for name in FIGURES:
@@ -106,6 +108,14 @@ def test_shared_experts_in_place_of_active_ones_keep_the_active_width() -> None:
     targets = figure("shared_instead", base_config("lm", "small"), "small").targets
     assert [target.name for target in targets] == ["dense", "64e8a", "64e7a1s", "64e6a2s", "64e4a4s"]
     assert len({target.config.shape.active_width for target in targets}) == 1
+
+
+def test_the_medium_scale_has_its_own_selection() -> None:
+    sweep = figure("selected", base_config("lm", "medium"), "medium")
+    assert [t.name for t in sweep.targets] == ["dense", "64e4a", "64e8a", "128e8a4g1s", "64e8a, width x2"]
+    assert {target.config.budget.tokens for target in sweep.targets} == {131_072_000}
+    assert [target.config.shape.width for target in sweep.targets] == [256, 256, 256, 256, 512]
+    assert {target.config.task.sequence for target in sweep.targets} == {512}
 
 
 def test_durations_keep_the_batch() -> None:

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from complete_mue.cli import app
 from complete_mue.lab.report.summary import summarize
+from complete_mue.layout.toml_files import read_reference
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "transfer.py"
 
@@ -28,7 +29,10 @@ def transfer(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("task", [pytest.param("lm", marks=pytest.mark.slow), "dit"])
 def test_every_sweep_is_one_that_the_command_line_takes(task: str, tmp_path: Path) -> None:
     listed = transfer("stdlib" if task == "lm" else "scenes", "--task", task, "--list", "--runs", str(tmp_path))
-    commands = [shlex.split(line)[1:] for line in listed.stdout.splitlines()]
+    lines = listed.stdout.splitlines()
+    commands = [shlex.split(line)[1:] for line in lines if line.startswith("mue ")]
+    costs = [re.search(r"(\d+) new runs, ([\d.]+) G tokens", line) for line in lines if line.startswith("#")]
+    assert [bool(cost and int(cost[1]) and float(cost[2])) for cost in costs] == [True] * (len(commands) - 1)
     assert commands[0][:2] == ["tune", task]
     reference = tmp_path / f"{task}-tune" / "reference.toml"
     reference.parent.mkdir()
@@ -39,9 +43,24 @@ def test_every_sweep_is_one_that_the_command_line_takes(task: str, tmp_path: Pat
 
 
 def test_an_unknown_figure_is_named() -> None:
-    found = transfer("scenes", "--task", "dit", "--only", "depth", "--list")
+    found = transfer("scenes", "--task", "dit", "--only", "duration", "--list")
     assert found.returncode == 2
-    assert re.search("'depth'.* activated, capacity, width", found.stderr)
+    assert re.search("'duration'.* activated, capacity, width", found.stderr)
+
+
+def test_weight_decay_is_scanned_at_more_steps_by_the_rule_for_duration(tmp_path: Path) -> None:
+    tuned = tmp_path / "lm-tune" / "reference.toml"
+    tuned.parent.mkdir()
+    tuned.write_text((SCRIPT.parents[1] / "examples" / "lm_reference.toml").read_text(encoding="utf-8"))
+    options = ("--set", f"budget.steps={read_reference(tuned).budget.steps}", "--runs", str(tmp_path), "--list")
+    listed = transfer("stdlib", "--only", "decay_long", *options).stdout.splitlines()[-1]
+    longer = tuned.with_name("longer.toml")
+    assert str(longer) in listed
+    assert "budget.steps" not in listed  # the reference brings its own
+    before, after = read_reference(tuned), read_reference(longer)
+    assert after.budget.steps == 4 * before.budget.steps
+    assert after.hyper.lr * after.hyper.weight_decay * 4 == pytest.approx(before.hyper.lr * before.hyper.weight_decay)
+    assert 1 - after.hyper.betas[1] == pytest.approx((1 - before.hyper.betas[1]) / 4)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A plan on a model: bind, initialize, parameter groups, checks. Serves any nn.Module."""
+"""A plan on a model: bind, initialize, parameter groups, checks. For any nn.Module."""
 
 from complete_mue.apply.bind import Binding, bind, describe, normalize_routing, probe
 from complete_mue.apply.families import FAMILIES

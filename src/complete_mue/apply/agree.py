@@ -13,7 +13,7 @@ from complete_mue.apply.probe import Seen, own_fields
 from complete_mue.errors import BindError
 from complete_mue.layout import Role, TensorSpec
 
-_REBUILD = "modules keep what the config said when they were built: set it before, and build the model anew"
+_REBUILD = "modules keep what the config said when they were built: set it before, and build the model again"
 _ACTIVE_FIELD = "num_experts_per_tok"
 
 
@@ -147,5 +147,5 @@ def _check_factor(model: nn.Module, family: Family, spec: TensorSpec, seen: Seen
     raise BindError(
         f"{spec.name!r}: the forward multiplies its product by {does:.6g}, but {source} says {spec.multiplier:.6g}: "
         f"say so in the family (native={{{spec.role.value!r}: …}}, a config field or a number), or build the model "
-        "anew where the config was changed"
+        "again where the config was changed"
     )

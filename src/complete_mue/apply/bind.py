@@ -176,18 +176,18 @@ def family_of(model: Any, family: Family | None = None) -> Family | None:
     kind = getattr(getattr(model, "config", model), "model_type", None)
     family = family or FAMILIES.get(str(kind))
     if family is None:
-        served = [name for name, known in FAMILIES.items() if not known.refused]
+        supported = [name for name, known in FAMILIES.items() if not known.refused]
         what = (
-            f"model_type {kind!r}{nearest(str(kind), served)}"
+            f"model_type {kind!r}{nearest(str(kind), supported)}"
             if kind
             else f"{type(model).__name__} (no config.model_type)"
         )
         raise BindError(
-            f"{what} is not a known family; known are {', '.join(served)}. "
+            f"{what} is not a known family; known are {', '.join(supported)}. "
             "Describe it: family=mue.Family.define(name, table), see docs/apply.md"
         )
     if family.refused:
-        raise BindError(f"family {family.name!r} cannot be served: {family.refused}")
+        raise BindError(f"family {family.name!r} is not supported: {family.refused}")
     return family
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from complete_mue.apply.axes import AXES, LAYOUT, LAYOUT_AXES, Point, axis_lines, small_reference
 from complete_mue.apply.bind import bind
 from complete_mue.apply.effect import Effect
 from complete_mue.apply.forward_check import tied, ties
@@ -23,6 +22,7 @@ from complete_mue.apply.optimizer_check import Finding, realized
 from complete_mue.apply.setup import Setup, built
 from complete_mue.errors import MueError, RunError
 from complete_mue.layout import Reference, Role
+from complete_mue.layout.axes import AXES, LAYOUT, LAYOUT_AXES, Point, axis_lines, small_reference
 from complete_mue.layout.numbers import count
 from complete_mue.plan.plan import Plan
 from complete_mue.plan.transfer import transfer

@@ -195,9 +195,7 @@ _POST_NORM_ATTENTION = """
     ?~self_attn.o_proj.bias              | bias          | width
     ?~self_attn.{q,k}_norm.weight        | norm          | heads
 """
-_MAMBA = (
-    "its state-space layers (A_log, D, dt, conv1d) have no transfer rule in Complete-muE; attention layers are served"
-)
+_MAMBA = "its state-space layers (A_log, D, dt, conv1d) have no transfer rule in Complete-muE; attention layers have"
 
 _DENSE_FAMILIES = (
     *(

@@ -10,15 +10,15 @@ from complete_mue.layout import Role
 
 
 def page() -> str:
-    """Served and refused, as Markdown."""
-    served = [family for family in FAMILIES.values() if not family.refused]
+    """Supported and refused, as Markdown."""
+    known = [family for family in FAMILIES.values() if not family.refused]
     refused = [family for family in FAMILIES.values() if family.refused]
     lines = [
-        f"{len(served)} families are served:",
+        f"{len(known)} families are supported:",
         "",
         "| family | routing weights | what its forward multiplies itself | besides |",
         "|---|---|---|---|",
-        *(f"| {one.name} | {_weights(one)} | {_native(one)} | {'; '.join(_besides(one)) or '–'} |" for one in served),
+        *(f"| {one.name} | {_weights(one)} | {_native(one)} | {'; '.join(_besides(one)) or '–'} |" for one in known),
         "",
         f"{len(refused)} are refused, each with its reason:",
         "",

@@ -96,7 +96,7 @@ class Family:
     (``probe``). ``fan_in_ratios`` gives target / reference for fan-in axes that do not grow with the width, such as a
     fixed rank of latent attention: ``{"rank": 1.0}``; axes not named there are taken to grow with it. ``state`` names
     tensors without gradient that the model updates itself and that start at zero, such as a selection bias kept as a
-    parameter. ``refuses`` gives, for names of tensors that some models of the family have, why those are not served.
+    parameter. ``refuses`` gives, for names of tensors that some models of the family have, why those are not supported.
     """
 
     name: str
@@ -211,7 +211,7 @@ class Family:
     def _refuse(self, name: str) -> None:
         for glob, reason in self.refuses.items():
             if _regex(glob).match(plain_name(name)):
-                raise BindError(f"family {self.name!r} cannot be served with {name!r}: {reason}")
+                raise BindError(f"family {self.name!r} is not supported with {name!r}: {reason}")
 
     def native_of(self, spec: TensorSpec) -> str | float | None:
         """What ``native`` gives for a tensor: for its line, else for its role."""

@@ -1,4 +1,4 @@
-"""Mixture-of-Experts families of transformers that are not served, each with its reason."""
+"""Mixture-of-Experts families of transformers that are not supported, each with its reason."""
 
 from __future__ import annotations
 
@@ -67,16 +67,16 @@ REFUSED: dict[str, str] = {
     "diffusion_gemma": _images("gemma3_text, which is dense"),
     "glm4v_moe": _images("glm4_moe"),
     "glm5_next": _images("glm_moe_dsa"),
-    "inkling_mm_model": _images("any family that is served", "images and sound"),
+    "inkling_mm_model": _images("any supported family", "images and sound"),
     "minimax_m3_vl": _images("minimax_m3_vl_text"),
     "mistral_large4": _images("deepseek_v32"),
-    "muse_spark": _images("any family that is served", "images and sound"),
+    "muse_spark": _images("any supported family", "images and sound"),
     "qwen3_5_moe": _images("qwen3_5_moe_text"),
     "qwen3_omni_moe": _images("qwen3_moe", "images and sound"),
     "qwen3_omni_moe_thinker": _images("qwen3_moe", "images and sound"),
     "qwen3_vl_moe": _images("qwen3_moe"),
     "qwen4_exp": _images("qwen3_next"),
-    "step3p7": _images("any family that is served"),
+    "step3p7": _images("any supported family"),
     "nllb-moe": _ENCODER_DECODER,
     "switch_transformers": _ENCODER_DECODER,
     "openai_privacy_filter": "it labels words instead of predicting the next one: it has no readout over a vocabulary",

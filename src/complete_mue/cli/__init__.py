@@ -18,6 +18,12 @@ __all__ = [
     "train", "web",
 ]  # fmt: skip
 
+_ORDER = (
+    "quickstart", "init", "plan", "layout", "check", "tune", "sweep", "report", "train", "sample", "eval", "export",
+    "speedup", "cluster", "web",
+)  # fmt: skip
+app.registered_commands.sort(key=lambda command: _ORDER.index(str(command.name)))  # as one meets them, in `mue --help`
+
 # typer's own usage errors; some versions of typer carry click inside, so the class is taken from where both have it.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 

@@ -13,6 +13,7 @@ from complete_mue.errors import MueError
 app = typer.Typer(
     name="mue",
     add_completion=False,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Tune one small dense model once, then transfer its hyperparameters to any Mixture-of-Experts layout.\n\n"

@@ -10,32 +10,33 @@ import typer
 
 from complete_mue.cli.app import app, need_torch
 
-bench = typer.Typer(help="Benchmarks: ratios in one run, on your machine.", no_args_is_help=False)
+bench = typer.Typer(help="Time kernels, training and sweeps on this machine.", no_args_is_help=False)
 app.add_typer(bench, name="bench")
 
 
 @bench.command("moe")
 def bench_moe_command(
-    list_: Annotated[
-        bool, typer.Option("--list", help="List the kernels, which one runs here by default, and leave.")
-    ] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the kernels and which of them run here.")] = False,
     figure: Annotated[
-        list[str] | None, typer.Option("--figure", help="capacity, granularity, width or tiny; repeat for several.")
+        list[str] | None,
+        typer.Option("--figure", metavar="NAME", help="capacity, granularity, width or tiny; repeat for several."),
     ] = None,
-    kernel: Annotated[list[str] | None, typer.Option("--kernel", help="Only this kernel; repeat for several.")] = None,
+    kernel: Annotated[
+        list[str] | None, typer.Option("--kernel", metavar="NAME", help="Only this kernel; repeat for several.")
+    ] = None,
     device: Annotated[
-        str | None, typer.Option("--device", help="cuda or cpu (smaller shapes). Default: cuda if there.")
+        str | None, typer.Option("--device", help="cuda or cpu (smaller shapes). Default: cuda, if there is one.")
     ] = None,
     repeats: Annotated[
         int, typer.Option("--repeats", min=1, help="Timed repeats of each row; the median counts.")
     ] = 10,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for moe.json and its picture.")] = None,
-    draw: Annotated[
-        Path | None, typer.Option("--draw", help="Draw the picture of an earlier JSON file, time nothing.")
-    ] = None,
+    draw: Annotated[Path | None, typer.Option("--draw", help="Draw an earlier moe.json; time nothing.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Time MoE kernels, forward + backward, against the dense block of the same active width: the paper's two figures.
+    """Time MoE kernels against a dense block.
+
+    Forward and backward, at the same active width, along the axes of the paper's two figures.
 
     Example:  mue bench moe --device cpu --figure width --repeats 5
     """
@@ -43,6 +44,9 @@ def bench_moe_command(
     from rich.console import Console
     from rich.table import Table
 
+    from complete_mue.lab.bench.moe_records import check_names
+
+    check_names(figure or (), device)  # refused before torch is loaded
     from complete_mue.lab.bench.moe import BenchResult, list_kernels, run
 
     console, notes = Console(highlight=False, markup=False), Console(stderr=True, highlight=False)
@@ -76,19 +80,26 @@ def bench_moe_command(
 
 @bench.command("sweep")
 def bench_sweep_command(
-    layout: Annotated[list[str] | None, typer.Option("--layout", help="Default: dense and 64e4a.")] = None,
+    layout: Annotated[
+        list[str] | None, typer.Option("--layout", metavar="LAYOUT", help="Default: dense and 64e4a.")
+    ] = None,
     replicas: Annotated[
-        list[int] | None, typer.Option("--replicas", "-k", min=1, help="Runs in one program. Default: 1 and 9.")
+        list[int] | None,
+        typer.Option("--replicas", "-k", min=1, metavar="K", help="Runs in one program. Default: 1 and 9."),
     ] = None,
     device: Annotated[str, typer.Option("--device", help="cuda, cpu (a smaller model, one thread) or auto.")] = "auto",
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Timed intervals of five steps; the median.")] = 8,
+    repeats: Annotated[
+        int, typer.Option("--repeats", min=1, help="Timed intervals of five steps; the median counts.")
+    ] = 8,
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the config, as `mue train` does.")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the config, as in `mue train`.")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for sweep.json.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Time K runs fused in one program against one run at a time: total tokens per second.
+    """Time many runs in one program against one at a time.
+
+    Prints total tokens per second.
 
     Example:  mue bench sweep --device cpu -k 1 -k 4
     """
@@ -119,18 +130,22 @@ def bench_sweep_command(
 def bench_train_command(
     recipe: Annotated[
         str | None,
-        typer.Argument(metavar="[RECIPE[:LAYOUT]]", help="Measure this recipe. Default: the trainer's own cost."),
+        typer.Argument(metavar="RECIPE[:LAYOUT]", help="Measure this recipe. Default: the trainer's own cost."),
     ] = None,
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", help="accumulate=8, budget.batch_tokens=131072, …")
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="accumulate=8, budget.batch_tokens=131072, …")
     ] = None,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Timed steps of a recipe, after three to warm up.")] = 20,
-    turns: Annotated[int, typer.Option("--turns", min=1, help="Turns of ten steps, of the trainer's own cost.")] = 12,
+    steps: Annotated[
+        int, typer.Option("--steps", min=1, help="With RECIPE: timed steps, after three to warm up.")
+    ] = 20,
+    turns: Annotated[int, typer.Option("--turns", min=1, help="Without RECIPE: turns of ten steps.")] = 12,
     device: Annotated[str, typer.Option("--device", help="cuda, cpu or auto.")] = "auto",
     out: Annotated[Path | None, typer.Option("--out", help="Folder for train.json.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Time training: the trainer against a minimal loop (no RECIPE), or a recipe's tokens/s, utilisation and memory.
+    """Time training, or what the trainer itself costs.
+
+    With RECIPE: its tokens per second, utilisation and memory. Without: the trainer against a minimal loop.
 
     Example:  mue bench train lm_tiny:16e4a --steps 10 --device cpu
     """
@@ -154,7 +169,9 @@ def bench_train_command(
 
 @bench.command("attention")
 def bench_attention_command() -> None:
-    """Time attention over short rows: one kernel each way against torch's. NVIDIA GPUs.
+    """Time attention over short rows, ours against torch's.
+
+    Needs an NVIDIA GPU.
 
     Example:  mue bench attention
     """

@@ -11,7 +11,7 @@ import typer
 
 from complete_mue.cli.app import app, need_torch
 from complete_mue.errors import FileError
-from complete_mue.layout import FeedForward
+from complete_mue.layout.axes import AXES, axis_lines
 from complete_mue.rules import CATALOG, DEFAULT_RULES, Rules
 
 
@@ -19,7 +19,7 @@ from complete_mue.rules import CATALOG, DEFAULT_RULES, Rules
 def check_command(
     axis: Annotated[
         list[str] | None,
-        typer.Option("--axis", help="An axis to walk along; repeat for several. Default: all that the setup can make."),
+        typer.Option("--axis", metavar="AXIS", help="An axis to walk along; repeat for several. Default: all."),
     ] = None,
     model: Annotated[
         str | None,
@@ -33,30 +33,29 @@ def check_command(
     ] = None,
     rules: Annotated[str, typer.Option("--rules", help=f"Which rule set: {', '.join(CATALOG)}.")] = DEFAULT_RULES,
     steps: Annotated[int, typer.Option("--steps", min=1, help="AdamW steps to take at each point.")] = 4,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Draws and batches, for error bars on slopes.")] = 3,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds, for error bars on slopes.")] = 3,
     tolerance: Annotated[
         float, typer.Option("--tolerance", min=0.0, help="Largest slope on log axes that counts as flat.")
     ] = 0.3,
     update_effect: Annotated[
-        bool, typer.Option("--update-effect", help="How much updates change each role's own output on fresh tokens.")
+        bool, typer.Option("--update-effect", help="Also measure how much updates change each role's output.")
     ] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for check.json and check.png.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check that a training setup follows its plan: activations, updates, init, norms, routing, optimizer, clipping.
+    """Check that a training setup follows its plan.
 
-    Exit status 0 if nothing is wrong (what the check cannot tell is named), 1 if something moves or is not as planned.
+    It looks at activations, updates, init, norms, routing, optimizer and clipping, and names what it cannot tell. Exit
+    status 0: nothing is wrong. 1: something moves, or is not as planned.
 
+    \b
     Examples:
-
       mue check --axis width --axis active --out runs/check
-
-      mue check --model my_package.training:build --layout 8e2a   (a model without shared experts)
+      mue check --model my_package.training:build --layout 8e2a
     """
     need_torch("mue check")
     Rules(rules)  # what cannot be read is refused before torch is loaded
-    if layout is not None:
-        FeedForward.parse(layout, 1)
+    axis_lines(axis or list(AXES), layout, None)
     from rich.console import Console
 
     from complete_mue.apply.check_report import tables, write

@@ -15,7 +15,7 @@ from complete_mue.errors import MueError, RunError
 def cluster_command(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE[:LAYOUT]", help="lm_large, dit_large:128e8a4g1s:video, …")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", help="expert_parallel=8, budget.batch_tokens=…, …")
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="expert_parallel=8, budget.batch_tokens=…, …")
     ] = None,
     gpus: Annotated[str, typer.Option("--gpus", help="How many GPUs: one number, or several with commas.")] = (
         "8,16,32,64,128,256,512,1024"
@@ -27,9 +27,9 @@ def cluster_command(
     network: Annotated[float, typer.Option("--network", help="GB/s per GPU between machines.")] = 50.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Memory per rank, time per step, tokens per second and messages of a recipe on many GPUs, estimated.
+    """Estimate memory, speed and traffic of a recipe on many GPUs.
 
-    FSDP's messages pass beside the arithmetic, the exchange of tokens between experts' ranks does not.
+    FSDP's messages overlap with the arithmetic. The exchange of tokens between the experts' ranks does not.
 
     Example:  mue cluster lm_large expert_parallel=8 --gpus 8,64,512
     """

@@ -11,14 +11,15 @@ import typer
 from complete_mue.cli.app import app, need_torch
 from complete_mue.errors import FileError
 
-data = typer.Typer(help="Data: tokenize text into shards, and look at them.")
+data = typer.Typer(help="Tokenize text into shards, and look at them.")
 app.add_typer(data, name="data")
 
 
 @data.command("prepare")
 def prepare_command(
     sources: Annotated[
-        list[str], typer.Argument(help="Text, .jsonl or .parquet files (also .gz, .xz), or a dataset's name.")
+        list[str],
+        typer.Argument(metavar="SOURCE", help="Text, .jsonl or .parquet files (also .gz, .xz), or a dataset's name."),
     ],
     out: Annotated[Path, typer.Option("--out", help="Folder for the shards and their manifest.")],
     tokenizer: Annotated[str, typer.Option("--tokenizer", help="bytes, a tokenizer.json, or a hub name.")] = "bytes",
@@ -27,11 +28,13 @@ def prepare_command(
         str | None, typer.Option("--separator", help=r"What divides a text file into documents, such as '\n\n\n'.")
     ] = None,
     held_out: Annotated[
-        float, typer.Option("--held-out", help="Last fraction of the documents, set apart; of a lone one, of its text.")
+        float, typer.Option("--held-out", help="Fraction to hold out: the last documents, or the end of a single one.")
     ] = 0.0,
     workers: Annotated[int, typer.Option("--workers", min=1, help="Threads that tokenize.")] = 2,
 ) -> None:
-    """Tokenize text once into shards. Killed in the middle, the same command goes on.
+    """Tokenize text once, into shards.
+
+    If it is killed, run the same command again to continue.
 
     Example:  mue data prepare corpus.txt.xz --out data/corpus --held-out 0.02
     """
@@ -55,10 +58,10 @@ def _unescaped(text: str) -> str:
 
 @data.command("show")
 def show_command(
-    folder: Annotated[Path, typer.Argument(help="A folder that `mue data prepare` wrote.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that `mue data prepare` wrote.")],
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what a prepared folder holds: documents, tokens, tokenizer, shards.
+    """Show what a prepared folder holds.
 
     Example:  mue data show data/corpus
     """

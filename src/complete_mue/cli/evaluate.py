@@ -21,7 +21,7 @@ STOCK = "hf:"
 def eval_command(
     checkpoint: Annotated[
         str | None,
-        typer.Argument(metavar="[RUN|hf:PATH]", help="A language model's run directory, or a Hugging Face model."),
+        typer.Argument(metavar="RUN|hf:PATH", help="A language model's run directory, or a Hugging Face model."),
     ] = None,
     data: Annotated[
         Path | None, typer.Option("--data", help="Folder of the evaluation sets: NAME.jsonl or NAME.jsonl.xz.")
@@ -57,16 +57,21 @@ def eval_command(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Score a language model on the paper's 13 tasks, through lm-evaluation-harness, on local files.
+    """Score a language model on the paper's 13 tasks.
 
-    Finished tasks are kept: the same command goes on where it was stopped.
+    Uses lm-evaluation-harness and local files. Finished tasks are kept: run the same command again to continue.
 
-    Example:  mue eval runs/moe --data evals --tasks arc_easy,piqa --limit 100
+    \b
+    Examples:
+      mue eval runs/moe --data evals --tasks arc_easy,piqa --limit 100
+      mue eval runs/moe --held-out
 
-    Loss on held-out text:  mue eval runs/moe --held-out
+    Where the model's machine has no harness, write the questions here, answer them there, and score them here:
 
-    Where the model's machine has no harness:  mue eval --data evals --requests-out q.xz,
-    there  mue eval runs/moe --requests q.xz,  back here  mue eval --data evals --answers answers.jsonl.xz --out results
+    \b
+      mue eval --data evals --requests-out q.xz
+      mue eval runs/moe --requests q.xz
+      mue eval --data evals --answers answers.jsonl.xz --out results
     """
     need_torch("mue eval")
     names = None if tasks is None else tasks.split(",")
@@ -205,13 +210,13 @@ def _progress() -> Iterator[tuple[Callable[[str], Callable[[int, int], None]], C
 
 @app.command("export")
 def export_command(
-    run: Annotated[Path, typer.Argument(help="A language model's run directory.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A language model's run directory.")],
     hf: Annotated[Path, typer.Option("--hf", help="A new folder for the Hugging Face model.")],
 ) -> None:
-    """Write a language model as a Hugging Face folder: safetensors, config, tokenizer and modeling code.
+    """Write a language model as a Hugging Face folder.
 
-    The plan's multipliers are folded into the weights. Load it with
-    AutoModelForCausalLM.from_pretrained(DIR, trust_remote_code=True).
+    It holds safetensors, config, tokenizer and modeling code; the plan's multipliers are folded into the weights. Load
+    it with AutoModelForCausalLM.from_pretrained(DIR, trust_remote_code=True).
 
     Example:  mue export runs/moe --hf exported/moe
     """
@@ -224,12 +229,14 @@ def export_command(
 
 @app.command("speedup")
 def speedup_command(
-    reference: Annotated[Path, typer.Argument(metavar="RUN_A", help="The run compared with, such as the dense one.")],
-    target: Annotated[Path, typer.Argument(metavar="RUN_B", help="The run in question, such as the MoE.")],
+    reference: Annotated[Path, typer.Argument(metavar="RUN_A", help="The baseline, such as the dense run.")],
+    target: Annotated[Path, typer.Argument(metavar="RUN_B", help="The run to compare with it, such as the MoE.")],
     out: Annotated[Path | None, typer.Option("--out", help="Folder for JSON and picture. Default: RUN_B.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Convergence speedup: steps of RUN_A over steps of RUN_B to the same smoothed loss, in their stable phases.
+    """Compare two runs: how many steps each takes to the same loss.
+
+    Prints steps of RUN_A over steps of RUN_B, by smoothed losses in the stable phases of both.
 
     Example:  mue speedup runs/dense runs/moe
     """

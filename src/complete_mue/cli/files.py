@@ -60,7 +60,9 @@ def init_command(
     out: Annotated[Path, typer.Option("--out", help="Folder for reference.toml and target.toml.")] = Path(),
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that are there.")] = False,
 ) -> None:
-    """Write a commented reference.toml and target.toml to fill in, for `mue plan reference.toml target.toml`.
+    """Write a reference.toml and a target.toml to fill in.
+
+    Both are commented. `mue plan reference.toml target.toml` reads them.
 
     Example:  mue init models/Qwen3-30B-A3B --out plans
     """
@@ -74,7 +76,7 @@ def init_command(
     paths = {name: out / name for name in texts}
     there = [str(path) for path in paths.values() if os.path.lexists(path)]
     if there and not force:
-        raise FileError(f"{', '.join(there)}: there already; give --force to overwrite, or another --out")
+        raise FileError(f"{', '.join(there)}: already there; give --force to overwrite, or another --out")
     for name, text in texts.items():
         document = Document(name, text)
         document.reference() if name == "reference.toml" else document.target()  # what we write reads back

@@ -28,19 +28,19 @@ ADVICE = (
 
 @app.command("quickstart")
 def quickstart_command(
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Other draws and batches: the verdict should stay.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Other seeds should give the same verdict.")] = 0,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder for runs and report. Default: runs/quickstart, -N by seed.")
+        Path | None, typer.Option("--out", help="Folder for runs and report. Default: runs/quickstart.")
     ] = None,
     workers: Workers = None,
     steps: Annotated[int | None, typer.Option("--steps", min=2, hidden=True, help="Of every run, for tests.")] = None,
 ) -> None:
     """See the transfer hold, in five minutes on two CPU cores.
 
-    First the rules on live models: sizes that stay, beside sizes that run away in standard parametrization. Then short
-    runs: one dense learning rate, transferred to MoEs along activated experts and width, each scanned on its own too.
-    Last the repository's GPU records. Every verdict is "held" or "missed" by a threshold that is printed. A killed
-    quickstart goes on where it was.
+    First, the rules on live models: sizes that stay, beside sizes that run away in standard parametrization. Second,
+    short runs: one dense learning rate, transferred to MoEs with more active experts and more width. Third, the
+    repository's GPU records. Every verdict is "held" or "missed", with its threshold. A killed quickstart continues
+    with the same command.
 
     Example:  mue quickstart --seed 1
     """

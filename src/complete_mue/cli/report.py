@@ -21,20 +21,18 @@ if TYPE_CHECKING:
 def report_command(
     places: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="DIR...", help="Folders that `mue sweep` wrote, packed sweeps, or a folder that holds several."
-        ),
+        typer.Argument(metavar="DIR", help="Folders of sweeps, packed sweeps, or a folder that holds several."),
     ],
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder for the report. Default: DIR itself, if one is given.")
+        Path | None, typer.Option("--out", help="Folder for the report. Default: DIR, if there is only one.")
     ] = None,
     pack: Annotated[
         Path | None,
         typer.Option(
             "--pack",
             metavar="FOLDER",
-            help="Keep the records: write every sweep as one file FOLDER/TASK-NAME.jsonl, which `mue report` reads "
-            "like the sweep's folder. Parts of one sweep in several folders become one.",
+            help="Write every sweep as one file, FOLDER/TASK-NAME.jsonl, to keep. `mue report` reads it like the "
+            "sweep's folder. Parts of one sweep are joined.",
         ),
     ] = None,
     page: Annotated[
@@ -42,18 +40,18 @@ def report_command(
         typer.Option(
             "--page",
             metavar="FILE.md",
-            help="Write all sweeps on one Markdown page, with pictures in a folder beside it. In a page that exists, "
-            "only the part between <!-- generated: NAME --> and <!-- end --> is replaced.",
+            help="Write all sweeps on one Markdown page, with pictures beside it. In an existing page only the part "
+            "between <!-- generated: NAME --> and <!-- end --> is replaced.",
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the report's JSON instead of tables.")] = False,
     open_: Annotated[bool, typer.Option("--open", help="Open report.html in the browser.")] = False,
 ) -> None:
-    """Show whether the transfer held: optimum, drift and regret of every layout, in words, tables and pictures.
+    """Show whether the transfer held, in words and pictures.
 
-    Reads finished and unfinished sweeps alike and says what is missing. Writes report.html (one page, works offline),
-    report.json, report.csv, report.md, and PNGs where matplotlib is installed. With --pack or --page it writes these
-    instead, and the report only where --out says.
+    Gives the optimum, drift and regret of every layout, and says what is missing from an unfinished sweep. Writes
+    report.html (one page, works offline), report.json, report.csv, report.md, and PNGs if matplotlib is installed. With
+    --pack or --page it writes those instead; add --out to get both.
 
     Example:  mue report runs/activated
     """
@@ -66,10 +64,10 @@ def report_command(
     console, notes = Console(highlight=False, markup=False), Console(stderr=True, highlight=False, markup=False)
     instead = pack is not None or page is not None
     if out is None and open_ and instead:
-        raise FileError("--open shows report.html: say where that goes with --out")
+        raise FileError("--open shows report.html: say where to write it with --out")
     if out is None and not instead and (len(places) > 1 or places[0].is_file()):
         what = f"{len(places)} folders" if len(places) > 1 else f"{places[0]} is a packed sweep"
-        raise FileError(f"{what}: say where the report goes with --out")
+        raise FileError(f"{what}: say where to write the report with --out")
     found = list(dict.fromkeys(sweep for place in places for sweep in find_sweeps(place)))
     if pack is not None:
         from complete_mue.lab.records.pack import pack_sweeps

@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 
 Task = Annotated[str, typer.Option("--task", help="lm (language) or dit (diffusion).")]
 Scale = Annotated[
-    str, typer.Option("--scale", help="tiny (minutes on a CPU), small (one GPU) or paper (the paper's proxies).")
+    str,
+    typer.Option("--scale", help="tiny (minutes on a CPU), small or medium (one GPU) or paper (the paper's proxies)."),
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change the reference's config, as `mue train` does; repeat."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Change the reference's config, as in `mue train`."),
 ]
 Seeds = Annotated[int | None, typer.Option("--seeds", min=1, help="Seeds per point. Default: by scale, 1 to 3.")]
 Span = Annotated[int | None, typer.Option("--span", min=1, help="Octaves to scan on either side. Default: by scale.")]
@@ -37,24 +38,24 @@ Octaves = Annotated[
 ]
 PerOctave = Annotated[int, typer.Option("--per-octave", min=1, help="Values per factor of two.")]
 ExecutorName = Annotated[
-    str, typer.Option("--executor", help="auto (processes on a CPU, here on a GPU), here, processes or ray.")
+    str, typer.Option("--executor", help="here, processes, ray or auto (processes on a CPU, here on a GPU).")
 ]
 Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Processes. Default: one per core.")]
 Address = Annotated[str | None, typer.Option("--address", help="A Ray cluster. Default: a local one.")]
 Replicas = Annotated[
-    int | None, typer.Option("--replicas", "-k", min=1, help="Runs in one program. Default: what fits and pays.")
+    int | None, typer.Option("--replicas", "-k", min=1, help="Runs in one program. Default: as many as fit and pay.")
 ]
 Known = Annotated[
     list[Path] | None,
     typer.Option(
-        "--known", metavar="PLACE", help="Sweeps, in folders or packed: points that they finished are copied; repeat."
+        "--known", metavar="PLACE", help="Copy finished points from this sweep, a folder or a packed file; repeat."
     ),
 ]
 Trust = Annotated[
     bool,
     typer.Option(
         "--trust-known",
-        help="Copy records of before too, which do not say what their data held: on your word that it is the same.",
+        help="Copy older records too, which do not name their data. You vouch that it is the same.",
     ),
 ]
 
@@ -75,26 +76,32 @@ def sweep_command(
         Path | None, typer.Option("--reference", help="A tuned reference.toml, as `mue tune` writes it.")
     ] = None,
     rules: Annotated[
-        list[str] | None, typer.Option("--rules", help="Rule set to transfer by; repeat to compare. Default: ours.")
+        list[str] | None,
+        typer.Option("--rules", metavar="NAME", help="Rule set to use; repeat to compare. Default: ours."),
     ] = None,
     hyper: Annotated[
         list[str] | None,
         typer.Option(
             "--hyper",
-            help="lr, weight_decay or init_std; for roles also lr_same_decay (lr x decay held); repeat. Default: by "
-            "figure.",
+            metavar="NAME",
+            help="lr, weight_decay or init_std; for roles also lr_same_decay (lr x decay held). Repeat for several. "
+            "Default: the figure's.",
         ),
     ] = None,
     target: Annotated[
         list[str] | None,
         typer.Option(
-            "--target", metavar="LAYOUT,KEY=VALUE,...", help="For roles: what to probe, such as 64e2a; repeat."
+            "--target",
+            metavar="LAYOUT[,KEY=VALUE]",
+            help="For roles: what to probe, such as 64e2a; repeat for several.",
         ),
     ] = None,
     role: Annotated[
         list[str] | None,
         typer.Option(
-            "--role", help="For roles: scan this one, or several together (embedding+readout); repeat. Default: each."
+            "--role",
+            metavar="ROLE",
+            help="For roles: scan this one, or several together (embedding+readout). Default: each in turn.",
         ),
     ] = None,
     seeds: Seeds = None,
@@ -108,22 +115,24 @@ def sweep_command(
     replicas: Replicas = None,
     known: Known = None,
     trust_known: Trust = False,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run points that failed again.")] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed points again.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run; train nothing.")] = False,
     out: Annotated[
         Path | None, typer.Option("--out", help="The sweep's folder. Default: runs/TASK-FIGURE-SCALE.")
     ] = None,
 ) -> None:
-    """Sweep a figure of the paper: every layout over a hyperparameter, the transferred value in the middle.
+    """Scan a hyperparameter on every layout of a figure.
 
-    Runs of one shape train together in one program. A killed sweep goes on where it was; what is finished never runs
-    again. Then `mue report` says whether the transfer held.
+    The transferred value is in the middle of each scan. Runs of one shape train together in one program. A killed sweep
+    continues with the same command, and nothing runs twice. `mue report` then says whether the transfer held.
 
-    `mue sweep roles` looks closer: it scans the learning rate of one role at a time, all others at the plan's value,
-    and so names the tensors that want another one.
+    `mue sweep roles` scans the learning rate of one role at a time, with all others at the plan's value. It names the
+    tensors that want another one.
 
-    Examples:  mue sweep activated --rules complete_mue --rules sp
-               mue sweep roles --target 16e2a --role expert_up --role expert_down
+    \b
+    Examples:
+      mue sweep activated --rules complete_mue --rules sp
+      mue sweep roles --target 16e2a --role expert_up --role expert_down
     """
     need_torch("mue sweep")
     for name in rules or ():
@@ -157,7 +166,9 @@ def tune_command(
     scale: Scale = "tiny",
     hyper: Annotated[
         list[str] | None,
-        typer.Option("--hyper", help="What to scan, in this order. Default: lr, weight_decay, init_std, lr again."),
+        typer.Option(
+            "--hyper", metavar="NAME", help="What to scan, in order. Default: lr, weight_decay, init_std, lr."
+        ),
     ] = None,
     seeds: Seeds = None,
     span: Span = None,
@@ -172,11 +183,10 @@ def tune_command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run; train nothing.")] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Folder. Default: runs/TASK-tune-SCALE.")] = None,
 ) -> None:
-    """Tune the dense reference and write reference.toml: optimum, basin and evidence of lr, weight decay and init std.
+    """Tune the dense reference and write reference.toml.
 
-    A scan whose best value lies at its edge is widened until the optimum is bracketed. With two seeds or more it says
-    how well each optimum is known, and warns where that is not well. The file is what `mue plan` and `mue sweep
-    --reference` read.
+    It scans learning rate, weight decay and init std, and widens a scan whose best value lies at its edge. With two
+    seeds or more it says how well each optimum is known. `mue plan` and `mue sweep --reference` read the file.
 
     Example:  mue tune lm --scale tiny --hyper lr
     """
@@ -195,7 +205,9 @@ def tune_command(
     if dry_run:
         for sweep in scans:
             _describe(sweep)
-        print_text("A scan starts from what those before it found, and is widened where its best value is on an edge.")
+        print_text(
+            "Each scan starts from what the ones before it found. It is widened if its best value is at an edge."
+        )
         return
     from complete_mue.lab.sweep.launch import Launch
 

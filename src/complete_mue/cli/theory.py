@@ -53,11 +53,11 @@ def plan_command(
     target: Annotated[
         Path,
         typer.Argument(
-            metavar="TARGET", help="The model to train: a TOML file (shape, budget), or a config.json or its folder."
+            metavar="TARGET", help="The model to train: a TOML file (shape, budget), a config.json, or its folder."
         ),
     ],
     fold: Annotated[
-        bool, typer.Option("--fold", help="Folded form: the same run without multipliers in the model.")
+        bool, typer.Option("--fold", help="Fold multipliers into init and learning rates, for stock models.")
     ] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Derive every number in words and symbols.")] = False,
     role: Annotated[str | None, typer.Option("--role", help="Explain this role only, such as expert_down.")] = None,
@@ -70,31 +70,31 @@ def plan_command(
     betas: Annotated[
         BetasChoice, typer.Option("--betas", help="Transfer AdamW's betas, or hold the reference's.")
     ] = BetasChoice.transfer,
-    eps: Annotated[
-        Reading, typer.Option("--eps", help="fixed: eps follows batch and duration alone, not width and depth.")
-    ] = Reading.groups,
+    eps: Annotated[Reading, typer.Option("--eps", help="fixed: eps ignores width and depth.")] = Reading.groups,
     weight_decay: Annotated[
-        Reading, typer.Option("--weight-decay", help="fixed: the same for weight decay.")
+        Reading, typer.Option("--weight-decay", help="fixed: weight decay ignores width and depth.")
     ] = Reading.groups,
     forward_factor: Annotated[
         float, typer.Option("--forward-factor", help="A measured F, as `mue check` prints it: r = a / sqrt(F).")
     ] = 1.0,
     load: Annotated[
         Path | None,
-        typer.Option("--load", metavar="FILE", help="Measured load: a number per expert, tokens or shares of them."),
+        typer.Option("--load", metavar="FILE", help="Measured load: one number per expert, tokens or shares."),
     ] = None,
     batch_tokens: Annotated[
-        int | None, typer.Option("--batch-tokens", help="The target's. Default: its file's; of a config, as reference.")
+        int | None, typer.Option("--batch-tokens", help="The target's batch. Default: its file's, or the reference's.")
     ] = None,
-    steps: Annotated[int | None, typer.Option("--steps", help="The target's, in the same way.")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", help="The target's steps, likewise.")] = None,
 ) -> None:
-    """Transfer a tuned reference to a target: learning rate, weight decay, init and multipliers per role.
+    """Plan a target model from a tuned reference.
 
+    Prints learning rate, weight decay, init, eps and multiplier for each kind of tensor.
+
+    \b
     Examples:
-
-      mue plan examples/lm_reference.toml examples/lm_large.toml --explain --role expert_down
-
-      mue plan reference.toml models/Qwen3-30B-A3B --batch-tokens 1048576 --steps 100000
+      mue plan examples/lm_reference.toml examples/lm_large.toml
+      mue plan examples/lm_reference.toml examples/lm_large.toml --explain
+      mue plan reference.toml models/Qwen3-30B-A3B --steps 100000
     """
     if load is not None and (export is not None or explain or role is not None or format is Format.csv):
         raise TransferError("--load goes with the table, Markdown and JSON: leave it out, or the other options")
@@ -161,12 +161,10 @@ def layout_command(
         int | None, typer.Option("--expert-width", help="Width of one expert (dense: of the FFN).")
     ] = None,
     depth: Annotated[int, typer.Option("--depth", help="Layers, for the parameter counts.")] = 1,
-    dense_layers: Annotated[
-        int, typer.Option("--dense-layers", help="First layers dense at the same active width.")
-    ] = 0,
+    dense_layers: Annotated[int, typer.Option("--dense-layers", help="How many of the first layers are dense.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """What a layout means: active width, multiplier against a unit-expansion FFN, route scale, density, parameters.
+    """Explain a layout: active width, route scale, parameters.
 
     Example:  mue layout 128e8a4g1s --width 1024 --expert-width 512 --depth 32
     """

@@ -21,43 +21,47 @@ def train_command(
         str | None, typer.Argument(metavar="RECIPE[:LAYOUT]", help="lm_tiny, lm_tiny:16e4a, dit_tiny, lm_proxy, …")
     ] = None,
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", help="budget.steps=300, seed=1, …")
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="budget.steps=300, seed=1, …")
     ] = None,
     reference: Annotated[
         Path | None, typer.Option("--reference", help="A tuned reference.toml to transfer from, as `mue tune` writes.")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="The run's directory. Default: runs/NAME.")] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out; RECIPE may be left out then.")
+        bool, typer.Option("--resume", help="Continue from the newest checkpoint in --out; RECIPE may be left out.")
     ] = False,
     restart: Annotated[
         bool,
-        typer.Option("--restart", help="Begin anew in --out; what an earlier run left is set aside, not removed."),
+        typer.Option("--restart", help="Start over in --out; files of an earlier run are set aside."),
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print shape, parameters, plan, memory and FLOPs; train nothing.")
     ] = False,
 ) -> None:
-    """Train a recipe. Ctrl-C and SIGTERM save and leave; --resume goes on to the same bits.
+    """Train a recipe.
 
-    torchrun starts it on many GPUs; only the first rank prints. Ranks that torchrun starts again go on.
+    Ctrl-C and SIGTERM save a checkpoint first. --resume continues bit for bit, as if nothing had happened. On many GPUs
+    start it with torchrun: only the first rank prints, and ranks that torchrun restarts continue.
 
-    Examples:  mue train lm_tiny:16e4a budget.steps=200 betas=hold --out runs/moe
-               torchrun --nproc-per-node 8 -m complete_mue train lm_large task.source=DATA expert_parallel=8 --resume
+    \b
+    Examples:
+      mue train lm_tiny:16e4a budget.steps=200 betas=hold --out runs/moe
+      torchrun --nproc-per-node 8 -m complete_mue train lm_large --resume \\
+        task.source=DATA expert_parallel=8
     """
     need_torch("mue train")
     from complete_mue.lab.recipes import RECIPES, configured
     from complete_mue.lab.train.config import read_config
 
     if resume and restart:
-        raise RunError("--resume goes on and --restart begins anew: give one of them")
+        raise RunError("--resume continues and --restart starts over: give one of them")
     if recipe is not None:
         config = configured(recipe, overrides or (), reference)
     elif (resume or restart) and out is not None and reference is None:
         config = read_config(out / "config.json")
         config = config.unpinned if restart else config
     else:
-        raise RunError(f"no recipe: give one of {', '.join(RECIPES)}, or --resume --out DIR to go on with a run's own")
+        raise RunError(f"no recipe: give one of {', '.join(RECIPES)}, or --resume --out DIR to continue a run")
     _ = config.plan  # what cannot be planned is refused before torch is loaded
     from complete_mue.lab.train.estimate import Machine, estimate
     from complete_mue.lab.train.loop import train_on_ranks
@@ -144,7 +148,7 @@ def _facts(line: dict[str, Any]) -> str:
 
 @app.command("sample")
 def sample_command(
-    run: Annotated[Path, typer.Argument(help="A run's directory.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's directory.")],
     prompt: Annotated[str, typer.Option("--prompt", help="Text to continue, or a caption to draw.")] = "",
     count: Annotated[
         int | None, typer.Option("--count", min=1, help="Tokens to write (default 200) or pictures to draw (16).")
@@ -153,19 +157,21 @@ def sample_command(
         float, typer.Option("--temperature", min=0.0, help="Text: 0 takes the likeliest token.")
     ] = 0.8,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Pictures: solver steps.")] = 30,
-    guidance: Annotated[float, typer.Option("--guidance", help="Pictures: 1 is none.")] = 2.0,
-    seed: Annotated[int, typer.Option("--seed", help="Another seed, another sample.")] = 0,
+    guidance: Annotated[float, typer.Option("--guidance", help="Pictures: guidance; 1 is none.")] = 2.0,
+    seed: Annotated[int, typer.Option("--seed", help="Another seed gives another sample.")] = 0,
     out: Annotated[
         Path | None, typer.Option("--out", help="Pictures: a .png; video: a .gif or .mp4. Default: in the run.")
     ] = None,
     autoencoder: Annotated[
-        str | None, typer.Option("--autoencoder", help="Where the autoencoder of cached latents is now.")
+        str | None, typer.Option("--autoencoder", help="Where the autoencoder is now, if its latents were cached.")
     ] = None,
     text_encoder: Annotated[
-        str | None, typer.Option("--text-encoder", help="Where the text encoder of cached features is now.")
+        str | None, typer.Option("--text-encoder", help="Where the text encoder is now, if its features were cached.")
     ] = None,
 ) -> None:
-    """Write text from a language-model run, or a grid of pictures (a GIF or MP4 for video) from a diffusion run.
+    """Write text or draw pictures with a trained model.
+
+    A language model writes text; a diffusion model draws a grid of pictures, or a GIF or MP4 of video.
 
     Example:  mue sample runs/lm_tiny-dense --prompt "def main(" --count 200
     """

@@ -15,18 +15,18 @@ from complete_mue.errors import FileError, MueError
 @app.command("web")
 def web_command(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Sweeps to show: the folder of one, or one with several below it.")
+        Path, typer.Argument(metavar="DIR", help="Sweeps to show: one sweep's folder, or a folder of several.")
     ] = Path("runs"),
     host: Annotated[
-        str, typer.Option("--host", help="Address to listen on. Default: this machine alone can reach it.")
+        str, typer.Option("--host", help="Address to listen on. The default is reachable from this machine only.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")] = 8128,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free port.")] = 8128,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
     """Plan in the browser, and watch sweeps as they run.
 
-    Type a reference and a target; see the table, why each number is what it is, the folded groups and a picture of the
-    block; copy TOML or Python, or share the address. The reports of DIR update while a sweep writes into it.
+    Type a reference and a target. You see the table, the reason for each number, the folded groups and a picture of
+    the block. Copy it as TOML or Python, or share the address. Reports of DIR update while a sweep runs.
 
     Example:  mue web runs --open
     """

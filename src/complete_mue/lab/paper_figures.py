@@ -102,7 +102,9 @@ def _grouped(base: Model, tiny: bool) -> list[Model]:
 
 @register("depth", "Depth, on an MoE", "layers")
 def _depth(base: Model, tiny: bool) -> list[Model]:
-    sizes = [base.shape.depth * factor for factor in ((1, 2) if tiny else (1, 2, 4))]
+    """Up to the paper's 32 layers, where that is within eight times."""
+    depth = base.shape.depth
+    sizes = [depth * factor for factor in ((1, 2) if tiny else (1, 2, 4, 8)) if factor < 8 or depth <= 4]
     return [_moe(replace(base, shape=replace(base.shape, depth=n)), tiny, f"{n} layers", n) for n in sizes]
 
 
@@ -182,6 +184,15 @@ def _scaling(base: Model, tiny: bool) -> list[Model]:
             found[model.shape, model.budget] = replace(known, axes=(*known.axes, axis))
     experts, layout = (16, "16e4a2g1s") if tiny else (128, "128e8a4g1s")
     return [*found.values(), base.with_layout(layout, experts)]
+
+
+@register("selected", "A few of each: activated experts, a hybrid, twice the width", "active weights, millions")
+def _selected(base: Model, tiny: bool) -> list[Model]:
+    """For a scale at which no axis can be run in full."""
+    few, hybrid = (("16e2a", "16e4a"), "16e4a2g1s") if tiny else (("64e4a", "64e8a"), "128e8a4g1s")
+    wide = replace(base, shape=replace(base.shape, width=2 * base.shape.width))
+    found = [*(base.with_layout(layout, 0) for layout in (*few, hybrid)), _moe(wide, tiny, "width x2", 0)]
+    return [replace(model, x=model.shape.parameters.active / 1e6) for model in found]
 
 
 @register("large_batch", "Four times the batch, as many steps", "batch ratio")

@@ -90,7 +90,7 @@ def read_dict(data: Any) -> dict[str, Any]:
     try:
         if data["format"] != FORMAT:
             raise FileError(
-                f"plan of format {data['format']!r}: this version reads format {FORMAT}; write it anew with `mue plan`"
+                f"plan of format {data['format']!r}: this version reads format {FORMAT}; write it again with `mue plan`"
             )
         given, target, glob = data["reference"], data["target"], data["global"]
         reference = Reference(

@@ -22,9 +22,9 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
-from complete_mue.errors import KernelError, ShapeError, nearest
+from complete_mue.errors import KernelError, nearest
 from complete_mue.lab.bench.machine import machine
-from complete_mue.lab.bench.moe_records import DENSE, DENSE_COMPILED, FIGURES, BenchResult, BenchRow
+from complete_mue.lab.bench.moe_records import DENSE, DENSE_COMPILED, BenchResult, BenchRow, check_names
 from complete_mue.lab.kernels.dispatch import KERNELS, KernelInfo, kernel_module, list_kernels, unavailable
 from complete_mue.lab.nn.feed_forward import FeedForward
 from complete_mue.layout import FeedForward as FeedForwardSpec
@@ -61,8 +61,7 @@ class Case:
 
 def cases(figure: str, device: str) -> tuple[Case, ...]:
     """The shapes of a figure: the paper's on a GPU, smaller ones on CPU; ``tiny`` is the same on both."""
-    if figure not in FIGURES:
-        raise ShapeError(f"figure {figure!r}{nearest(figure, FIGURES)}: figures are {', '.join(FIGURES)}")
+    check_names([figure], device)
     if figure == "tiny":
         return tuple(Case(figure, 1024, 64, experts, 4, 8, torch.float32) for experts in (4, 8, 16, 32, 64))
     if device == "cpu":
@@ -98,11 +97,10 @@ def run(
     ``reference``, whose plain loop needs minutes there. ``each`` is called with all rows
     so far after every shape, so that a run that is cut short leaves what it has.
     """
+    check_names((), device)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise KernelError(f"device {device!r}: this machine or this torch has no CUDA; give device 'cpu'")
-    if device.split(":")[0] not in ("cpu", "cuda"):
-        raise KernelError(f"device {device!r}: give 'cuda' or 'cpu'")
     count("repeats", repeats)
     for name in kernels or ():
         if name not in KERNELS:

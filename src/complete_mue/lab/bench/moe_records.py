@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from rich.box import HEAVY_HEAD
 from rich.table import Table
 
-from complete_mue.errors import FileError
+from complete_mue.errors import FileError, KernelError, ShapeError, nearest
 from complete_mue.lab.report.pictures import Dot, Drawn, Panel, Picture, linear_axis, log_axis
 from complete_mue.lab.report.plots import write_png
 from complete_mue.storage import write_json
@@ -33,6 +34,15 @@ FIGURES = {
     "tiny": ("experts", "the small sweeps' shapes"),
 }
 _AXIS_LABEL = {"experts": "experts E", "active": "active experts k", "expert_width": "expert width h"}
+
+
+def check_names(figures: Sequence[str], device: str | None) -> None:
+    """Refuse names that no machine knows."""
+    for figure in figures:
+        if figure not in FIGURES:
+            raise ShapeError(f"figure {figure!r}{nearest(figure, FIGURES)}: figures are {', '.join(FIGURES)}")
+    if device is not None and device.split(":")[0] not in ("cpu", "cuda"):
+        raise KernelError(f"device {device!r}: give 'cuda' or 'cpu'")
 
 
 @dataclass(frozen=True)

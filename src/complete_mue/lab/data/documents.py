@@ -205,7 +205,7 @@ class _Parquet(_File):
                         if text := _utf8(value, f"{self.name}, row {row}", self.text_key):
                             yield text
         except (arrow.ArrowException, OSError) as problem:
-            raise FileError(f"{self.name}: not to be read as Parquet ({str(problem).splitlines()[0]})") from None
+            raise FileError(f"{self.name}: cannot be read as Parquet ({str(problem).splitlines()[0]})") from None
 
 
 @dataclass

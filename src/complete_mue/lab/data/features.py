@@ -4,7 +4,7 @@
       manifest.json                       written last
       features-00000.safetensors …        images [items, …], text [items, length(, size)], lengths [items]
 
-Shards appear whole or not at all; a killed run goes on after the last finished one.
+Shards appear whole or not at all; a killed run continues after the last finished one.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def cache_features(
     """Encode every item of ``source`` (the first ``items`` of an endless one) into the folder ``out``.
 
     ``autoencoder`` and ``text_encoder`` are local folders, hub names, or loaded ones; without them pixels and bytes
-    are kept. The same call goes on where it was stopped and returns at once when all is done.
+    are kept. The same call continues where it was stopped and returns at once when all is done.
     """
     out = Path(out)
     for name, value in (("text_length", text_length), ("batch", batch), ("shard_items", shard_items)):

@@ -1,7 +1,7 @@
 """Tokenize sources once into shards: in parallel, resumable, whole files only.
 
 Shards hold whole documents and close at the first document that reaches ``shard_tokens``; where they are cut depends
-on nothing but sources and settings, so a run that was killed and goes on ends with the same bytes.
+on nothing but sources and settings, so a run that was killed and continues ends with the same bytes.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def prepare(
     ``held_out``: the fraction of documents, the last ones, that become the split ``held_out``; of a single document, as
     a text file without a separator is, the last fraction of its text, from a line's beginning on.
 
-    Killed or stopped, the same call goes on after the last finished shard; called again when all is done, it returns
+    Killed or stopped, the same call continues after the last finished shard; called again when all is done, it returns
     at once. Settings or sources that differ from those of the folder are an error.
     """
     out = Path(out)
@@ -316,6 +316,6 @@ def _chunks(documents: Iterator[bytes]) -> Iterator[list[bytes]]:
 def _asked(
     tokenizer: TokenizerInfo, settings: Mapping[str, Any], sources: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """What must be the same for a folder to be gone on with; files count by content, not by name."""
+    """What must be the same for a folder to be continued; files count by content, not by name."""
     content = [source.get("sha256") or source.get("fingerprint") for source in sources]
     return {"tokenizer": tokenizer.sha256, **settings, "sources": content}

@@ -20,7 +20,7 @@ MANIFEST = "manifest.json"
 PROGRESS = "progress.json"
 TOKENIZER = "tokenizer.json"
 SPLITS = ("train", "held_out")
-_ANEW = "empty the folder and start anew"
+_ANEW = "empty the folder and start over"
 
 T = TypeVar("T")
 

@@ -183,7 +183,7 @@ def load_tokenizer(name: str | Path, *, end_of_text: str | None = None) -> Token
     except Exception as problem:  # network, cache, names: many kinds
         reason = (str(problem).strip() or type(problem).__name__).splitlines()[0]
         raise FileError(
-            f"tokenizer {str(name)!r}: no such file here, and not to be had from the hub ({reason}); "
+            f"tokenizer {str(name)!r}: no such file here, and it cannot be fetched from the hub ({reason}); "
             'give "bytes", the path of a tokenizer.json, or a hub name such as EleutherAI/gpt-neox-20b'
         ) from None
     return JsonTokenizer(file, name=str(name), end_of_text=end_of_text)

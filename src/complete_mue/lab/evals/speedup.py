@@ -54,7 +54,7 @@ def compare(reference: Path, target: Path) -> Comparison:
 
 
 def _comparable(reference: RunConfig, target: RunConfig) -> None:
-    known = bool(reference.task.data and target.task.data)  # runs of before name their data by path alone
+    known = bool(reference.task.data and target.task.data)  # older runs name their data by path alone
     one, two = (
         dataclasses.replace(task, source=task.data if known else task.source, data="")
         for task in (reference.task, target.task)
@@ -99,10 +99,19 @@ def to_text(found: Comparison) -> str:
 
 
 def draw(found: Comparison, path: Path) -> Path | None:
-    """The ratio along the loss as PNG; None without matplotlib."""
+    """The ratio along the loss as PNG, and beside it loss against steps; None without matplotlib."""
     if not can_plot():
         return None
     curve = found.curve
+    steps = [*curve.reference_steps, *curve.target_steps]
+    runs = ((found.reference, curve.reference_steps), (found.target, curve.target_steps))
+    losses = tuple(
+        Drawn(name, place, tuple(Dot(step, loss, f"{loss:.3f}") for step, loss in zip(taken, curve.loss, strict=True)))
+        for place, (name, taken) in enumerate(runs)
+    )
+    panel = Panel("", linear_axis("steps", steps), losses)
+    title, axis = "Loss, stable phase", linear_axis("smoothed loss", curve.loss)
+    write_png(Picture("loss", title, "", axis, (panel,)), path.with_stem(f"{path.stem}-loss"))
     dots = tuple(Dot(loss, ratio, f"{ratio:.2f}x") for loss, ratio in zip(curve.loss, curve.ratio, strict=True))
     line = Drawn(f"median {found.median:.2f}x", 1, dots, markers=False)
     ratio = linear_axis(f"steps of {found.reference} / steps of {found.target}", [0.0, *curve.ratio])

@@ -139,7 +139,7 @@ class Plan(_Checked):
 
     @property
     def sources(self) -> dict[str, str] | None:
-        """What the data held, by where it lay; None in plans of before, which do not say."""
+        """What the data held, by where it lay; None in older plans, which do not say."""
         sources = (self.request or {}).get("sources")
         known = isinstance(sources, dict) and all(isinstance(held, str) for held in sources.values())
         return sources if known else None

@@ -1,5 +1,5 @@
-"""Many sweeps together: per axis and rule set how many layouts were served, the worst drift and regret, and what these
-runs cannot tell; in a table and in plain words."""
+"""Many sweeps together: on how many layouts the transfer held, per axis and rule set, the worst drift and regret, and
+what these runs cannot tell; in a table and in plain words."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from complete_mue.lab.report.curves import Curve
 from complete_mue.lab.report.labels import TASKS, label, with_unit
 from complete_mue.lab.report.summary import Summary
 from complete_mue.lab.report.tables import Piece, Row, Table, drift_cell, plain, regret_cell
-from complete_mue.lab.report.verdict import Line, beside_line, kind_of, served_of
+from complete_mue.lab.report.verdict import Line, beside_line, held_of, kind_of
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def overview_table(found: Sequence[Tally]) -> Table:
     """One row per axis, hyperparameter and rule set of one task."""
     unit = found[0].summary.unit
     headings = (
-        "axis", "hyperparameter", "rules", "served", "missed", "open", "unclear", "unfinished",
+        "axis", "hyperparameter", "rules", "held", "missed", "open", "unclear", "unfinished",
         "largest drift (octaves)", with_unit("largest regret", unit),
     )  # fmt: skip
     rows = []
@@ -55,7 +55,7 @@ def overview_table(found: Sequence[Tally]) -> Table:
         counts = [len(tally.having(status)) for status in ("missed", "open", "unclear", "unfinished")]
         drifted, costly = worst_drift(tally.curves), worst_regret(tally.curves)
         texts = (
-            tally.summary.title, label(tally.hyper), tally.rules, _served_cell(tally),
+            tally.summary.title, label(tally.hyper), tally.rules, _held_cell(tally),
             *(str(count or "–") for count in counts),
             f"{plain(drift_cell(drifted))} ({drifted.target})" if drifted else "–",
             f"{plain(regret_cell(costly))} ({costly.target})" if costly else "–",
@@ -64,9 +64,9 @@ def overview_table(found: Sequence[Tally]) -> Table:
     return Table(TASKS[found[0].summary.task].capitalize(), headings, frozenset({0, 1, 2, 8, 9}), tuple(rows))
 
 
-def _served_cell(tally: Tally) -> str:
-    served, flat = len(tally.having("held", "flat")), len(tally.having("flat"))
-    return f"{served} of {len(tally.curves)}" + (f" ({flat} flat)" if flat else "")
+def _held_cell(tally: Tally) -> str:
+    held, flat = len(tally.having("held", "flat")), len(tally.having("flat"))
+    return f"{held} of {len(tally.curves)}" + (f" ({flat} flat)" if flat else "")
 
 
 def overview_lines(found: Sequence[Tally]) -> list[Line]:
@@ -102,21 +102,19 @@ def _rules_lines(task: str, hyper: str, tallies: Sequence[Tally]) -> list[Line]:
     where = {id(curve): titles for curve, titles in places}
     axes = f"{len(tallies)} axes" if len(tallies) > 1 else "one axis"
     by = "" if tallies[0].main else f" by {tallies[0].rules}"
-    text = f"{TASKS[task].capitalize()}, {label(hyper)}: the {summary.reference} optimum served "
-    text += f"{served_of(curves)} on {axes}{by}"
-    drifted, costly = worst_drift(curves), worst_regret(curves)
-    if drifted:
-        text += f"; the largest drift is {plain(drift_cell(drifted))} octaves ({drifted.target}, {where[id(drifted)]})"
-    if costly:
-        text += (
-            f", the largest regret {plain(regret_cell(costly))} {summary.unit} ({costly.target}, {where[id(costly)]})"
-        )
-    lines = [Line(kind_of(curves), f"{text}.")]
+    text = f"{TASKS[task].capitalize()}, {label(hyper)}{by}, {axes}: the {summary.reference} optimum held on "
+    text += f"{held_of(curves)}."
+    if drifted := worst_drift(curves):
+        text += f" Largest drift: {plain(drift_cell(drifted))} octaves ({drifted.target}, {where[id(drifted)]})."
+    if costly := worst_regret(curves):
+        cost = f"{plain(regret_cell(costly))} {summary.unit}"
+        text += f" Largest regret: {cost} ({costly.target}, {where[id(costly)]})."
+    lines = [Line(kind_of(curves), text)]
     for status, kind, says in (
-        ("flat", "note", "Flat, the optimum's place cannot be told"),
+        ("flat", "note", "Held, but flat"),
         ("missed", "bad", "Missed"),
         ("open", "open", "Open, the optimum is at the grid's edge"),
-        ("unclear", "open", "Too small a budget to tell"),
+        ("unclear", "open", "Unclear, the budget is too small to tell"),
         ("unfinished", "open", "Unfinished"),
     ):
         named = [f"{c.target} ({titles}{_reason(c)})" for c, titles in places if c.status == status]
@@ -153,8 +151,8 @@ def _other_rules(main: Sequence[Tally], others: Sequence[Tally]) -> list[Line]:
                 both.setdefault(curve.runs, (at.get(curve.target), curve))
         line = beside_line(main[0].rules, list(both.values()), rules, main[0].summary.unit)
         known = [ours for ours, _ in both.values() if ours is not None]
-        where = f"There ({', '.join(tally.summary.title for tally in axes)})"
-        text = f"{line.text} {where} {main[0].rules} served {served_of(known)}." if known else line.text
+        where = f"On the same axes ({'; '.join(tally.summary.title for tally in axes)})"
+        text = f"{line.text} {where} {main[0].rules} held on {held_of(known)}." if known else line.text
         lines.append(dataclasses.replace(line, text=text))
     return lines
 

@@ -82,9 +82,14 @@ class Curve:
     runs: str = ""  # names its runs: the same in another sweep that shares them
 
     @property
-    def served(self) -> bool:
+    def held(self) -> bool:
         """Whether the transferred value does: the loss is what it could be, even if a flat basin hides the optimum."""
         return self.status in ("held", "flat")
+
+    @property
+    def verdict(self) -> str:
+        """The status as people read it."""
+        return "held, flat" if self.status == "flat" else self.status
 
     @property
     def at_transferred(self) -> ValuePoint | None:

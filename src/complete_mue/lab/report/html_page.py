@@ -23,7 +23,7 @@ from complete_mue.lab.report.verdict import DRIFT_GOAL, REGRET_GOAL, Line
 
 FORMAT = 1
 _SIGNS = {"good": "✓", "bad": "✗", "open": "○", "note": "·"}
-_READ = {"good": "Held: ", "bad": "Did not hold: ", "open": "Open: ", "note": "Note: "}
+_READ = {"good": "Held: ", "bad": "Missed: ", "open": "Open: ", "note": "Note: "}
 
 
 def report_dict(summaries: Sequence[Summary]) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def report_html(summaries: Sequence[Summary]) -> str:
     links = "".join(f'<a href="#sweep-{i}">{escape(s.title)}</a>' for i, s in enumerate(summaries))
     nav = f'<nav aria-label="Sweeps">{links}</nav>' if len(summaries) > 1 else ""
     body = "".join(_section(i, summary, len(summaries) == 1) for i, summary in enumerate(summaries))
-    about = "Hyperparameters tuned once on a small dense model, transferred to every layout: did they serve?"
+    about = "Hyperparameters tuned once on a small dense model, transferred to every layout: did they hold?"
     return page_html(title, about, nav, body + _notes(), "mue report", report_dict(summaries))
 
 
@@ -179,10 +179,10 @@ def _notes() -> str:
         f"Goal: at most {REGRET_GOAL}.",
         "±": "one standard error from the seeds (for losses and speedups: the standard deviation over seeds).",
         "basin": "values whose loss is within 0.01 of the best; “…” where that reaches beyond the grid.",
-        "transfer": "held: drift and regret within the goals, error bars no wider than these. flat: the regret is "
-        "within its goal by two standard errors, but the optimum's place cannot be told; it counts as served, too. "
-        "missed: a miss that "
-        "noise does not explain. unclear: noise could explain it. open: scan wider. unfinished: runs are missing.",
+        "verdict": "held: drift and regret within the goals, error bars no wider than these. held, flat: the regret is "
+        "within its goal by two standard errors, but the basin is too flat to say where the optimum lies. missed: a "
+        "miss that noise does not explain. unclear: noise could explain it. open: scan wider. unfinished: runs are "
+        "missing.",
         "speedup": "steps of the reference over steps of the layout to the same smoothed loss in the stable phase, "
         "median over loss levels; none where the batch differs from the reference's.",
         "load variation": "standard deviation over mean of the tokens per expert; 0 is perfect balance.",

@@ -162,12 +162,12 @@ def article(made: Sequence[Chapter], page: Path) -> str:
 
 
 _LEGEND = f"""\
-Served: the layout's own optimum is within {DRIFT_GOAL:g} octaves of the reference's, and the transferred value costs
-at most {REGRET_GOAL:g} in loss, with error bars no wider than that; or the basin is flat: the cost is within that by
-two standard errors, but the optimum's place cannot be told. Missed: beyond one of the two by more than two standard
-errors. Unclear: the noise could explain it, so the budget was too small to tell. Open: the best value is at the edge of
-the grid; ≥ and ≤ are bounds. ± is one standard error from the seeds; beside a loss or a speedup, the standard deviation
-over seeds."""
+Held: the layout's own optimum is within {DRIFT_GOAL:g} octaves of the reference's, and the transferred value costs at
+most {REGRET_GOAL:g} in loss, with error bars no wider than that. Flat layouts hold too: the cost is within that by two
+standard errors, but the basin is too flat to say where the optimum lies. Missed: beyond one of the two by more than two
+standard errors. Unclear: the noise could explain it, and the budget is too small to tell. Open: the best value is at
+the edge of the grid; ≥ and ≤ are bounds. Unfinished: runs are missing. ± is one standard error from the seeds; beside a
+loss or a speedup, the standard deviation over seeds."""
 
 
 def _section(chapter: Chapter, page: Path) -> list[str]:
@@ -202,7 +202,7 @@ def axis_table(summary: Summary, scan: Scan, path: str) -> Table:
     loads = {(run.rules, run.target): run.load_variation for run in summary.runs}
     headings = (
         "rules", "layout", "optimum", "drift (octaves)", with_unit("regret", summary.unit),
-        with_unit("loss at the transferred value", summary.unit), "load variation", "transfer",
+        with_unit("loss at the transferred value", summary.unit), "load variation", "verdict",
     )  # fmt: skip
     rows = []
     for number, curve in enumerate(scan.curves):

@@ -105,13 +105,13 @@ def role_lines(curves: Sequence[Curve], powers: Sequence[Power], unit: str) -> l
     for curve in curves:
         groups.setdefault((curve.target, curve.rules), []).append(curve)
     for (target, rules), group in groups.items():
-        kept = [curve for curve in group if curve.served]
+        kept = [curve for curve in group if curve.held]
         if len(group) > 1:
             names = ", ".join(label(curve.hyper) for curve in kept)
-            text = f"{target} by {rules}: {len(kept)} of {len(group)} roles keep the plan's value"
+            text = f"{target} by {rules}: the plan's value held for {len(kept) or 'none'} of {len(group)} roles"
             lines.append(Line("good" if len(kept) == len(group) else "note", f"{text}{': ' if kept else ''}{names}."))
         for curve in group:
-            if not curve.served:
+            if not curve.held:
                 kind = "bad" if curve.status == "missed" else "open"
                 lines.append(Line(kind, f"{target} by {rules}, {label(curve.hyper)}: {curve.says}."))
     return lines

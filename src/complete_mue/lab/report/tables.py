@@ -65,13 +65,13 @@ def scan_table(summary: Summary, scan: Scan, path: str) -> Table:
     """Optimum, drift, regret and what they mean, per rule set and target."""
     headings = (
         "rules", "layout", "optimum", "drift (octaves)", with_unit("regret", summary.unit), "basin", "seed spread",
-        "transfer",
+        "verdict",
     )  # fmt: skip
     rows = tuple(
         Row(
             _scan_cells(curve, f"{path}.curves.{j}", curve.target == summary.reference),
             curve.status,
-            f"{curve.status}{_wall(curve)}",
+            f"{curve.verdict}{_wall(curve)}",
         )
         for j, curve in enumerate(scan.curves)
     )
@@ -82,8 +82,7 @@ def scan_table(summary: Summary, scan: Scan, path: str) -> Table:
 def role_table(summary: Summary) -> Table:
     """Per layout, rule set and role: how far its optimum is from the plan's value, and what that value costs."""
     headings = (
-        "rules", "layout", "role", "optimum (octaves)", with_unit("plan's cost", summary.unit),
-        "verdict",
+        "rules", "layout", "role", "optimum (octaves)", with_unit("plan's cost", summary.unit), "verdict",
     )  # fmt: skip
     places = {target.name: (target.x or 0.0, i) for i, target in enumerate(summary.targets)}
     found = [
@@ -97,22 +96,13 @@ def role_table(summary: Summary) -> Table:
                 (Piece(curve.hyper),),
                 drift_cell(curve, path),
                 regret_cell(curve, path),
-                (Piece(_ROLE_VERDICTS.get(curve.status, curve.status)),),
+                (Piece(curve.verdict),),
             ),
             curve.status,
         )
         for curve, path in sorted(found, key=lambda pair: (pair[0].rules, places[pair[0].target]))
     )
     return Table("One role at a time, all others at the plan's value", headings, frozenset({0, 1, 2, 5}), rows)
-
-
-_ROLE_VERDICTS = {
-    "held": "keep it",
-    "flat": "keep it: flat",
-    "missed": "change it",
-    "open": "scan wider",
-    "unclear": "cannot tell",
-}
 
 
 def _wall(curve: Curve) -> str:
@@ -177,7 +167,7 @@ def loss_cell(curve: Curve, path: str = "") -> Cell:
 def verdict_cell(curve: Curve) -> Cell:
     """Whether the transfer held, and why not."""
     why = f": {curve.why}" if curve.why else ""
-    return (Piece(f"{curve.status}{_wall(curve)}{why}"),)
+    return (Piece(f"{curve.verdict}{_wall(curve)}{why}"),)
 
 
 def runs_table(summary: Summary) -> Table:

@@ -1,9 +1,11 @@
-"""Whether the transfer held, in plain words: what served, what did not, and what these runs cannot tell.
+"""Whether the transfer held, in plain words: where it did, where it did not, and what these runs cannot tell.
 
-A target is served where its drift is at most half an octave and its regret at most 0.01, and the error bars are no
-wider than these goals (``held``), or where the basin is so flat that its loss is within the goal while the optimum's
-place cannot be told (``flat``). ``missed`` is a miss that the noise does not explain; ``unclear`` is anything the noise
-does explain. ``open`` means the optimum lies at the grid's edge, ``unfinished`` that runs are missing.
+``held``        the drift is at most half an octave, the regret at most 0.01, and the error bars are no wider than that
+``flat``        held as well: the loss is within the goal, but the basin is too flat to say where the optimum lies
+``missed``      beyond a goal by more than the noise explains
+``unclear``     the noise could explain it
+``open``        the optimum lies at the grid's edge
+``unfinished``  runs are missing
 """
 
 from __future__ import annotations
@@ -85,11 +87,11 @@ def _weigh(drift: float, drift_error: float | None, regret: float, regret_error:
     most = math.inf if regret_error is None else regret + _CLEAR * regret_error
     if most <= REGRET_GOAL:
         most = math.ceil(most * 1000) / 1000
-        return _reason("flat", f"costs at most {most:.3f} {unit}; the optimum's place cannot be told to half an octave")
+        return _reason("flat", f"costs at most {most:.3f} {unit}; the optimum is not known to half an octave")
     noise = [f"±{drift_error:.2f} octaves"] if drift_error is not None and (drift_off or wide_drift) else []
     noise += [f"±{regret_error:.3f} {unit}"] if regret_error is not None and (regret_off or wide_regret) else []
-    why = f"the noise is {' and '.join(noise)}: too small a budget to tell"
-    return Verdict("unclear", f"{numbers}, but {why}", why)
+    why = f"with noise of {' and '.join(noise)} the budget is too small to tell"
+    return Verdict("unclear", f"{numbers}; {why}", why)
 
 
 def _values(values: Sequence[float]) -> str:
@@ -169,23 +171,23 @@ def doubts(curve: Curve) -> list[str]:
 
 
 def _main_lines(hyper: str, tuned: float, reference: str, group: Sequence[Curve], unit: str, by: str) -> list[Line]:
-    served = [curve for curve in group if curve.served]
-    held = [curve for curve in served if curve.status == "held"]
-    text = f"{label(hyper).capitalize()}: the {reference} optimum ({tuned:.3g}) served {served_of(group)}{by}"
-    facts = [f"drift at most {max(abs(curve.drift or 0.0) for curve in held):.2f} octaves"] if held else []
-    facts += [f"regret at most {max(curve.regret or 0.0 for curve in served):.4f} {unit}"] if served else []
+    held = [curve for curve in group if curve.held]
+    text = f"{label(hyper).capitalize()}{by}: the {reference} optimum ({tuned:.3g}) held on {held_of(group)}"
+    drifts = [abs(curve.drift or 0.0) for curve in held if curve.status == "held"]
+    facts = [f"drift at most {max(drifts):.2f} octaves"] if drifts else []
+    facts += [f"regret at most {max(curve.regret or 0.0 for curve in held):.4f} {unit}"] if held else []
     first = Line(kind_of(group), f"{text}{': ' if facts else ''}{', '.join(facts)}.")
-    rest = [Line("note", f"{c.target}, flat: {c.says}.") for c in group if c.status == "flat"]
-    rest += [Line("bad" if c.status == "missed" else "open", f"{c.target}: {c.says}.") for c in group if not c.served]
+    rest = [Line("note", f"{c.target} held, but is flat: it {c.says}.") for c in group if c.status == "flat"]
+    rest += [Line("bad" if c.status == "missed" else "open", f"{c.target}: {c.says}.") for c in group if not c.held]
     return [first, *rest]
 
 
 def kind_of(group: Sequence[Curve]) -> str:
-    """good: all were served; bad: none, and not for want of evidence."""
-    if all(curve.served for curve in group):
+    """good: all held; bad: none did, and not for want of evidence."""
+    if all(curve.held for curve in group):
         return "good"
     missed = any(curve.status == "missed" for curve in group)
-    return "bad" if missed and not any(curve.served for curve in group) else "open"
+    return "bad" if missed and not any(curve.held for curve in group) else "open"
 
 
 def _reference_lines(hyper: str, tuned: float, reference: str, own: Curve | None) -> list[Line]:
@@ -204,25 +206,23 @@ def _reference_lines(hyper: str, tuned: float, reference: str, own: Curve | None
     return []
 
 
-def served_of(group: Sequence[Curve]) -> str:
+def held_of(group: Sequence[Curve]) -> str:
     """``3 of 4 layouts, 1 of them flat, 1 unfinished``."""
-    noun = "layout" if len(group) == 1 else "layouts"
-    served, flat, unfinished = (
-        sum(map(counts, group))
-        for counts in (lambda c: c.served, lambda c: c.status == "flat", lambda c: c.status == "unfinished")
-    )
+    status = [curve.status for curve in group]
+    flat, unfinished = status.count("flat"), status.count("unfinished")
+    held = status.count("held") + flat
     more = f", {flat} of them flat" if flat and len(group) > 1 else ""
     more += f", {unfinished} unfinished" if unfinished else ""
-    if served == len(group):
-        return f"all {served} {noun}{more}" if served > 1 else "its one layout"
-    return f"{served or 'none'} of {len(group)} {noun}{more}"
+    if held == len(group):
+        return f"all {held} layouts{more}" if held > 1 else "its one layout"
+    return f"{held or 'none'} of {len(group)} layout{'s' if len(group) > 1 else ''}{more}"
 
 
 def beside_line(main: str, both: Sequence[tuple[Curve | None, Curve]], rules: str, unit: str) -> Line:
     """How another rule set does, in the loss that one pays at the transferred value; ``both`` holds the main rule set's
     curve (if there is one) and the other's for each target. It is never better where it blew up."""
     pairs = [(ours, curve) for ours, curve in both if ours is not None]
-    text = f"{rules} served {served_of([curve for _, curve in both])}"
+    text = f"{rules} held on {held_of([curve for _, curve in both])}"
     blown = [b.target for _, b in pairs if b.transferred_diverged]
     text += f", diverged at the transferred value for {', '.join(blown)}" if blown else ""
     costs = [found for ours, theirs in pairs if (found := _costs(ours, theirs))]
@@ -230,12 +230,12 @@ def beside_line(main: str, both: Sequence[tuple[Curve | None, Curve]], rules: st
         return Line("note", f"{text}; no loss at the transferred value to compare with {main} yet.")
     more, error = _mean_and_error(costs)
     threshold = _CLEAR * error if error is not None else REGRET_GOAL / 2
-    ours_served, theirs_served = (sum(pair[side].served for pair in pairs) for side in (0, 1))
-    if abs(more) <= threshold and theirs_served >= ours_served and not blown:
+    ours_held, theirs_held = (sum(pair[side].held for pair in pairs) for side in (0, 1))
+    if abs(more) <= threshold and theirs_held >= ours_held and not blown:
         return Line("open", f"{text}: it does as well as {main} here; these runs do not tell the two apart.")
     bar = f" ± {error:.3f}" if error is not None else ""
     side = "higher" if more > 0 else "lower"
-    text += f"; its loss at the transferred value is {abs(more):.3f}{bar} {unit} {side} than that of {main} on average"
+    text += f"; its loss at the transferred value is {abs(more):.3f}{bar} {unit} {side} than by {main} on average"
     if len(costs) < len(both):
         text += f" on the {len(costs)} layout{'s' if len(costs) > 1 else ''} where both finished"
     better = -more > threshold and not blown

@@ -1,7 +1,8 @@
-"""The paper's figures as named sweeps, at three scales.
+"""The paper's figures as named sweeps, at four scales.
 
 tiny    minutes on two CPU cores; a look, not evidence
 small   one GPU: width 128, four layers, 16k tokens per step, 2000 steps, three seeds
+medium  one GPU, ten times as dear: width 256, eight layers, 64k tokens per step in rows of 512, 2000 steps, two seeds
 paper   the paper's proxies: 32 layers, 25k steps (language), 100k (diffusion)
 """
 
@@ -21,7 +22,7 @@ from complete_mue.lab.train.config import RunConfig, override
 from complete_mue.layout import FeedForward, Reference
 from complete_mue.rules import DEFAULT_RULES
 
-SCALES = ("tiny", "small", "paper")
+SCALES = ("tiny", "small", "medium", "paper")
 _TINY = ("budget.steps=300",)
 # Four heads, not the proxies' two, and short rows of bytes: with two heads, or longer rows, seeds differ by more than
 # what is to be seen, probably by when they learn to copy from earlier in the row.
@@ -29,16 +30,29 @@ _SMALL = (
     "shape.depth=4", "shape.head_dim=32", "budget.batch_tokens=16384", "budget.steps=2000", "bias_rate=0.003",
     "log_every=20",
 )  # fmt: skip
+# 131 million tokens a run, of a vocabulary such as GPT-NeoX's. The values are guesses from those tuned at scale small.
+_MEDIUM = (
+    "shape.width=256", "shape.feed_forward=dense@256", "shape.depth=8", "budget.batch_tokens=65536",
+    "budget.steps=2000", "log_every=20",
+)  # fmt: skip
 _BASE: dict[tuple[str, str], tuple[str, ...]] = {
     ("lm", "tiny"): ("lm_tiny", *_TINY, "task.sequence=64", "budget.batch_tokens=1024"),
     ("lm", "small"): ("lm_proxy", *_SMALL, "task.sequence=64"),
+    ("lm", "medium"): (
+        "lm_proxy",
+        *_MEDIUM,
+        "task.sequence=512",
+        "reference.hyper.lr=0.002",
+        "reference.hyper.init_std=0.015",
+    ),
     ("lm", "paper"): ("lm_proxy",),
     ("dit", "tiny"): ("dit_tiny", *_TINY, "budget.batch_tokens=1024"),
     ("dit", "small"): ("dit_proxy", *_SMALL, "task.patch=4", "budget.batch_tokens=8192"),  # and as many of captions
+    ("dit", "medium"): ("dit_proxy", *_MEDIUM, "task.patch=2"),  # 256 of a picture
     ("dit", "paper"): ("dit_proxy",),
 }
-_SPAN = {"tiny": 2, "small": 2, "paper": 4}  # octaves on either side of the tuned value
-SEEDS = {"tiny": (0,), "small": (0, 1, 2), "paper": (0, 1)}
+_SPAN = {"tiny": 2, "small": 2, "medium": 1, "paper": 4}  # octaves on either side of the tuned value
+SEEDS = {"tiny": (0,), "small": (0, 1, 2), "medium": (0, 1), "paper": (0, 1)}
 
 
 def base_config(task: str, scale: str, reference: Reference | None = None, overrides: Sequence[str] = ()) -> RunConfig:

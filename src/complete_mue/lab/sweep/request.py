@@ -117,7 +117,7 @@ def refuse_failures(folder: Path, points: Sequence[str], again: str) -> None:
     """End with an error where runs failed (a divergence is a result, not a failure)."""
     if failures := Ledger(folder).failures(points):
         raise RunError(
-            f"{len(failures)} of {len(points)} runs failed, the first with: {failures[0]}; when that is mended, "
+            f"{len(failures)} of {len(points)} runs failed, the first with: {failures[0]}; once that is fixed, "
             f"{again} runs them again"
         )
 

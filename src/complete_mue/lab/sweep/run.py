@@ -91,7 +91,7 @@ def run(
     """Train all points of ``sweep`` that ``folder`` has no record of; ``replicas`` says how many go in one program.
 
     ``known`` are other sweeps, in folders or packed: points that they have finished on the same data, or finish
-    meanwhile, are taken from there. Records of before name prepared data by its path; with ``trust_known`` those are
+    meanwhile, are taken from there. Older records name prepared data by its path; with ``trust_known`` those are
     taken too, on the caller's word that it held the same.
     """
     others = [read_sweep(place) for given in known for place in find_sweeps(given)]
@@ -134,10 +134,10 @@ def enter(sweep: Sweep, folder: Path, command: str, request: dict[str, Any]) -> 
 
 def _same_data(folder: Path, known: dict[str, str] | None, sources: dict[str, str]) -> dict[str, str]:
     """What the data of both plans holds; other data at the same path is refused."""
-    if known is None:  # of before
+    if known is None:  # an older sweep
         if any(held != source for source, held in sources.items()):  # all but sources that are known by their name
             raise RunError(
-                f"{folder} holds a sweep that does not say what its data held, as those of before do not; give another "
+                f"{folder} holds an older sweep, which does not name what its data held; give another "
                 f"folder, and `--known {folder} --trust-known` if you know that the data is the same"
             )
         return sources
@@ -155,7 +155,7 @@ class Takeover:
     """Other sweeps, whose finished points need not run again."""
 
     others: list[StoredSweep]
-    trusted: bool  # take records of before, too, which name their data by path alone
+    trusted: bool  # take older records, too, which name their data by path alone
     warn: Callable[[str], None]
     _told: bool = False
 
@@ -177,12 +177,12 @@ class Takeover:
         self._told = True
         if left:
             self.warn(
-                f"{len(left)} points were finished on data of the same path, in records that do not say what it held: "
-                "they are trained anew; --trust-known takes them over, if you know that the data is the same"
+                f"{len(left)} points are finished in older records, which name their data by path alone: they are "
+                "trained again; --trust-known copies them, if you know that the data is the same"
             )
         if unknown:
             self.warn(
-                f"{len(unknown)} points are on data that is not on this machine: what --known has of them is left there"
+                f"{len(unknown)} points are on data that is not on this machine: they are not copied from --known"
             )
 
 

@@ -74,7 +74,7 @@ def save(
         if ranks.any(problem is not None):
             if ranks.first:
                 shutil.rmtree(draft, ignore_errors=True)
-            advice = "free some space" if problem is None or _full(problem) else "mend that"
+            advice = "free some space" if problem is None or _full(problem) else "fix that"
             raise RunError(
                 f"{final}: the checkpoint could not be written ({problem or 'another rank could not'}); {advice} "
                 "and resume: earlier checkpoints are intact"
@@ -190,12 +190,12 @@ def load_newest(
         if optimizer is not None:
             optimizer.state.update(states)
         for name in passed if ranks.first else ():
-            warn(f"passed over: {name}; going on from step {checkpoint.step}")
+            warn(f"skipped {name}; continuing from step {checkpoint.step}")
         return checkpoint.step
     if passed:
         raise RunError(
-            f"{run}: none of its checkpoints can be used: {'; '.join(passed)}; mend the cause and try again, or begin "
-            "anew with --restart, which sets aside what is there"
+            f"{run}: none of its checkpoints can be used: {'; '.join(passed)}; fix the cause and try again, or start "
+            "over with --restart, which sets the old files aside"
         )
     return 0
 

@@ -190,11 +190,11 @@ class RunConfig:
 
     @property
     def unpinned(self) -> RunConfig:
-        """The same, without saying what the data holds: as in records of before, which name it by path alone."""
+        """The same, without saying what the data holds: as in older records, which name it by path alone."""
         return dataclasses.replace(self, task=dataclasses.replace(self.task, data=""))
 
     def is_known_as(self, fingerprint: str) -> bool:
-        """Whether a record with this fingerprint is of this config, also one of before."""
+        """Whether a record with this fingerprint is of this config, also an older one."""
         return fingerprint in (self.fingerprint, self.unpinned.fingerprint)
 
 
@@ -212,7 +212,7 @@ def pinned(config: RunConfig) -> RunConfig:
     if task.data not in ("", found):
         raise RunError(
             f"task.source = {task.source}: holds {found}, and the config was started with {task.data}: the data was "
-            "replaced; put it back, or start anew with the new data in a directory of its own"
+            "replaced; put it back, or start over with the new data in a directory of its own"
         )
     return dataclasses.replace(config, task=dataclasses.replace(task, data=found))
 

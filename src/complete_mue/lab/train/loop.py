@@ -1,4 +1,4 @@
-"""The training loop: steps, metrics, checkpoints, signals. A run that is cut short resumes to the same bits."""
+"""The training loop: steps, metrics, checkpoints, signals. A run that is cut short resumes bit for bit."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ Report = Callable[[dict[str, Any]], None]
 def train(config: RunConfig, run: Path, *, resume: bool = False, restart: bool = False,
           report: Report = lambda line: None, warn: Callable[[str], None] = lambda text: None, ranks: Ranks = ALONE,
           device: torch.device | None = None) -> Result:  # fmt: skip
-    """Train a config in a directory. ``resume`` goes on from the newest sound checkpoint; ``restart`` begins anew, with
-    what an earlier run left there set aside.
+    """Train a config in a directory. ``resume`` continues from the newest sound checkpoint; ``restart`` starts over,
+    with the files of an earlier run set aside.
 
     Of several ``ranks`` all call this; the first keeps the directory's records, and knows the loss.
     """
@@ -58,7 +58,7 @@ def train(config: RunConfig, run: Path, *, resume: bool = False, restart: bool =
         raise
     except OSError as problem:
         raise RunError(
-            f"{problem.filename or run}: {problem.strerror or problem}; mend that (a full disk, a folder that cannot "
+            f"{problem.filename or run}: {problem.strerror or problem}; fix that (a full disk, a folder that cannot "
             "be written) and resume: what was saved is kept"
         ) from None
 
@@ -107,7 +107,7 @@ def _train(
         refuse_obstacles(run)
         if not resume and checkpoint.Checkpoint.listed(run):
             raise RunError(
-                f"{run} holds checkpoints already: resume that run (--resume), begin it anew (--restart), or give "
+                f"{run} holds checkpoints already: resume that run (--resume), start over (--restart), or give "
                 "another directory"
             )
         if resume:
@@ -136,25 +136,25 @@ def _train(
 
 
 def _check_config(run: Path, config: RunConfig, warn: Callable[[str], None]) -> None:
-    """Refuse to go on with another config than the directory's, and say where they differ."""
+    """Refuse to continue with another config than the directory's, and say where they differ."""
     if not checkpoint.Checkpoint.listed(run):
         return
     with contextlib.suppress(FileError):  # without a sound config.json, each checkpoint knows its config's fingerprint
         known = read_config(run / "config.json")
         if not known.task.data:
-            warn(f"{run} does not say what its data held, as runs of before do not: going on with {config.task.data}")
+            warn(f"{run} is an older run, which does not name its data: continuing with {config.task.data}")
         refuse_other_data(str(run), config, known.task.data)
         if not config.is_known_as(known.fingerprint):
             found = differences(config, known)
             more = f" and {len(found) - 4} more" if len(found) > 4 else ""
             raise RunError(
                 f"{run} belongs to another config ({'; '.join(found[:4])}{more}): `mue train --resume --out {run}` "
-                "goes on with its own, or give the new run a directory of its own"
+                "continues it, or give the new run a directory of its own"
             )
 
 
 def divergence(run: Path, config: RunConfig) -> Result | None:
-    """How this very config ended in the directory, if it diverged there: gone on with, it would only do so again."""
+    """How this very config ended in the directory, if it diverged there: continued, it would only do so again."""
     with contextlib.suppress(MueError):
         record = read_json(run / "result.json", "result")
         if record.get("status") == "diverged" and pinned(config).is_known_as(str(record.get("fingerprint"))):

@@ -108,7 +108,7 @@ def set_aside(run: Path, warn: Callable[[str], None]) -> None:
     place.mkdir()
     for path in found:
         path.rename(place / path.name)
-    warn(f"what an earlier run left in {run} is now in {place}; remove it when you need it no more")
+    warn(f"files of an earlier run in {run} are now in {place}; remove them when you no longer need them")
 
 
 def _numbers(line: dict[str, Any]) -> dict[str, float]:

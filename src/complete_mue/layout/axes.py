@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from complete_mue.errors import RunError, ShapeError, nearest
-from complete_mue.layout import Budget, FeedForward, Hyper, ModelShape, Reference
+from complete_mue.layout.notation import FeedForward
+from complete_mue.layout.reference import Hyper, Reference
+from complete_mue.layout.shape import Budget, ModelShape
 
 WIDTH, DEPTH, HEAD_DIM = 64, 2, 16
 

@@ -1,0 +1,128 @@
+"""A dense and a sparse language model of equal active width, by one transferred plan: the runs behind
+docs/results/pair.md.
+
+    python scripts/pair.py DATA --reference docs/results/pair/reference.toml                   # 503 M tokens each
+    python scripts/pair.py DATA --reference FILE --questions questions.xz --seconds 540        # save and stop by then
+    python scripts/pair.py DATA --reference FILE --evals FOLDER                                # score the answers
+    python scripts/pair.py DATA --reference FILE --list                                        # the commands alone
+
+DATA is what `mue data prepare` made; if it holds fewer tokens than a run, give `--set task.epochs=repeat`.
+``questions.xz`` is made where lm-evaluation-harness is, by `mue eval --data FOLDER --requests-out questions.xz`, and
+scoring needs it again; the rest does not. Both models train, then both are evaluated, then compared. Everything
+resumes: a second start goes on where this one was stopped. Results are in RUNS/results, in the folders of the page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from complete_mue.layout import FeedForward
+
+_GRACE = 120.0  # seconds to save in
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command, and the file that says it is done; training finds that out by itself."""
+
+    command: list[str]
+    done: Path | None = None
+
+
+def models(given: argparse.Namespace) -> dict[str, str]:
+    """The MoE's layout, and the dense one as wide as what is active of it."""
+    sparse = FeedForward.parse(given.layout, given.width // 8)
+    return {"dense": f"dense@{sparse.active_width}", "moe": f"{given.layout}@{given.width // 8}"}
+
+
+def steps(given: argparse.Namespace) -> Iterator[Step]:
+    """All commands in order."""
+    runs, results = given.runs, given.runs / "results"
+    shape = [f"shape.width={given.width}", f"shape.depth={given.depth}", "shape.head_dim=32"]
+    text = [f"task.source={given.source}", f"task.sequence={given.sequence}"]
+    count = math.ceil(given.tokens / given.batch_tokens)
+    budget = [f"budget.batch_tokens={given.batch_tokens}", f"budget.steps={count}"]
+    often = ["log_every=5", f"checkpoint_every={max(1, count // 10)}"]
+    for name, layout in models(given).items():
+        changes = [f"shape.feed_forward={layout}", *shape, *text, *budget, *often, *given.set]
+        tuned = ["--reference", str(given.reference)]
+        recipe = f"lm_proxy:{'dense' if name == 'dense' else given.layout}"
+        yield Step(["train", recipe, *changes, *tuned, "--resume", "--out", str(runs / name)])
+    device = ["--device", given.device]
+    for name in models(given):
+        held = results / name / "held_out.json"
+        yield Step(["eval", str(runs / name), "--held-out", *device, "--out", str(held.parent)], held)
+    yield Step(["speedup", str(runs / "dense"), str(runs / "moe"), "--out", str(results)], results / "speedup.json")
+    for name in models(given):
+        answers = results / name / "answers.jsonl.xz"
+        if given.questions:
+            asked = ["--requests", str(given.questions), *device, "--out", str(answers.parent)]
+            yield Step(["eval", str(runs / name), *asked], answers)
+        if given.evals:
+            scored = answers.with_name("eval.json")
+            yield Step(
+                ["eval", "--data", str(given.evals), "--answers", str(answers), "--out", str(scored.parent)], scored
+            )
+
+
+def run(step: Step, until: float) -> int:
+    """Run a command; when the time is over it is asked to save and leave. 130: it did."""
+    print("mue", shlex.join(step.command), flush=True)
+    process = subprocess.Popen([sys.executable, "-m", "complete_mue", *step.command])
+    try:
+        return process.wait(timeout=None if math.isinf(until) else max(0.0, until - time.monotonic()))
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(timeout=_GRACE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        return 130
+
+
+def main() -> int:
+    """Run what is not done yet, or list the commands."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", help="a folder that `mue data prepare` made, or a built-in source")
+    parser.add_argument("--reference", type=Path, required=True, help="a tuned reference.toml")
+    parser.add_argument("--layout", default="128e8a1s", help="of the MoE; experts are an eighth of the width wide")
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--depth", type=int, default=8)
+    parser.add_argument("--sequence", type=int, default=1024)
+    parser.add_argument("--batch-tokens", type=int, default=65536)
+    parser.add_argument("--tokens", type=float, default=503e6, help="of each run")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change both runs' config")
+    parser.add_argument("--questions", type=Path, help="answer them, as `mue eval --requests`")
+    parser.add_argument("--evals", type=Path, help="score the answers by these sets, as `mue eval --answers --data`")
+    parser.add_argument("--device", default="auto", help="as of `mue eval`")
+    parser.add_argument("--runs", type=Path, default=Path("runs/pair"))
+    parser.add_argument("--seconds", type=float, default=math.inf, help="save and stop after so many")
+    parser.add_argument("--list", action="store_true")
+    given = parser.parse_args()
+    if given.list:
+        for step in steps(given):
+            print("mue", shlex.join(step.command))
+        return 0
+    until = time.monotonic() + given.seconds
+    for step in steps(given):
+        if step.done is not None and step.done.is_file():
+            continue
+        if time.monotonic() >= until:
+            return 130
+        if code := run(step, until):
+            return code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
