@@ -15,8 +15,8 @@ from torch import distributed as dist
 
 from complete_mue.lab.nn.feed_forward import FeedForward
 from complete_mue.lab.train.config import RunConfig
+from complete_mue.lab.train.loop import local_device
 from complete_mue.lab.train.parallel import ALONE, Ranks, launched, leave
-from complete_mue.lab.train.torchrun import local_device
 from complete_mue.lab.train.trainer import Trainer
 from parallel_rank import config_of
 

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from complete_mue.lab.kernels import plain_loop, sonic
+from complete_mue.lab.kernels.dispatch import unavailable
 
 _probe = torch.empty(1, 128, dtype=torch.bfloat16, device="cuda" if torch.cuda.is_available() else "cpu")
-_reason = sonic.unavailable(_probe, _probe.new_empty(1, 16, 128))
+_reason = unavailable("sonic", _probe, _probe.new_empty(1, 16, 128))
 
 
 def test_native_interleaves_gate_and_value() -> None:
@@ -19,7 +20,7 @@ def test_native_interleaves_gate_and_value() -> None:
 
 def test_unavailable_names_what_is_missing() -> None:
     x = torch.empty(1, 128, dtype=torch.bfloat16)
-    reason = sonic.unavailable(x, x.new_empty(1, 16, 128))
+    reason = unavailable("sonic", x, x.new_empty(1, 16, 128))
     assert reason is not None
     assert reason.startswith("needs")
 

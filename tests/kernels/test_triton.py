@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from complete_mue.lab.kernels import plain_loop, triton_experts
+from complete_mue.lab.kernels.dispatch import unavailable
 
 _probe = torch.empty(1, 128, dtype=torch.bfloat16, device="cuda" if torch.cuda.is_available() else "cpu")
-_reason = triton_experts.unavailable(_probe, _probe.new_empty(1, 2, 128))
+_reason = unavailable("triton", _probe, _probe.new_empty(1, 2, 128))
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(_reason is not None, reason=str(_reason)),

@@ -152,12 +152,9 @@ def test_load_counts_tokens_per_expert() -> None:
 def test_statistics_at_balance_and_off_it() -> None:
     even = routing_of(torch.tensor([[0, 1], [2, 3]]), experts=4, active=2)
     assert even.load_variation == 0
-    assert torch.equal(even.sigma0_ratio, torch.ones(4))
-    assert even.weight_moment == 1.0
     skewed = routing_of(torch.tensor([[0, 1], [0, 2]]), experts=4, active=2)
     assert skewed.load.tolist() == [2, 1, 1, 0]
     assert skewed.load_variation.item() == pytest.approx(math.sqrt((1 + 0 + 0 + 1) / 4))
-    assert skewed.sigma0_ratio.tolist() == pytest.approx([2**-0.5, 1, 1, math.inf])
 
 
 def test_relative_load_of_uneven_groups_is_relative_to_each_groups_own_mean() -> None:
@@ -166,13 +163,6 @@ def test_relative_load_of_uneven_groups_is_relative_to_each_groups_own_mean() ->
     routing = Routing(index, torch.full((2, 3), 1 / 3), torch.zeros(2, 6), runs)
     assert routing.relative_load.tolist() == [1.0] * 6
     assert routing.load_variation == 0
-
-
-def test_weight_moment_is_a_when_one_expert_takes_all() -> None:
-    routing = routing_of(torch.tensor([[0, 1, 2, 3]]), experts=8, active=4)
-    peaked = Routing(routing.index, torch.tensor([[1.0, 0, 0, 0]]), routing.logits, routing.groups)
-    assert peaked.weight_moment == 4.0
-    assert routing.weight_moment == 1.0
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -223,14 +213,14 @@ def test_replicas_route_as_they_would_alone() -> None:
     for k in range(3):
         solo = route(x[k], w[k], runs, config)
         assert torch.equal(together.index[k], solo.index)
-        for name in ("weight", "load", "load_variation", "sigma0_ratio", "weight_moment", "balance_loss", "z_loss"):
+        for name in ("weight", "load", "load_variation", "balance_loss", "z_loss"):
             torch.testing.assert_close(getattr(together, name)[k], getattr(solo, name), msg=name)
 
 
 def test_no_tokens_give_no_nan() -> None:
     empty = make("8e2a", tokens=0)
     assert empty.load.sum() == 0
-    for name in ("load_variation", "weight_moment", "balance_loss", "z_loss"):
+    for name in ("load_variation", "balance_loss", "z_loss"):
         assert torch.isfinite(getattr(empty, name)), name
 
 

@@ -64,7 +64,7 @@ def train_command(
         raise RunError(f"no recipe: give one of {', '.join(RECIPES)}, or --resume --out DIR to continue a run")
     _ = config.plan  # what cannot be planned is refused before torch is loaded
     from complete_mue.lab.train.estimate import Machine, estimate
-    from complete_mue.lab.train.torchrun import train_on_ranks
+    from complete_mue.lab.train.loop import train_on_ranks
     from complete_mue.lab.train.trainer import pick_device
 
     pick_device(config.device)

@@ -19,13 +19,13 @@ from functools import partial
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import track
 from torch import Tensor
 
 from complete_mue.errors import KernelError, nearest
 from complete_mue.lab.bench.machine import machine
 from complete_mue.lab.bench.moe_records import DENSE, DENSE_COMPILED, BenchResult, BenchRow, check_names
-from complete_mue.lab.kernels.dispatch import KERNELS, KernelInfo, kernel_module, list_kernels
+from complete_mue.lab.kernels.dispatch import KERNELS, KernelInfo, kernel_module, list_kernels, unavailable
 from complete_mue.lab.nn.feed_forward import FeedForward
 from complete_mue.layout import FeedForward as FeedForwardSpec
 from complete_mue.layout.numbers import count
@@ -112,15 +112,14 @@ def run(
     rows: list[BenchRow] = []
     where = machine(torch.device(device))
     blocks: dict[tuple[object, ...], Callable[..., Tensor]] = {}
-    with _progress_bar(len(todo), progress) as advance, _many_compilations():
-        for case in todo:
-            advance(f"{case.figure} {case.experts}e{case.active}a h={case.expert_width}", 0)
+    console = Console(stderr=True)
+    with _many_compilations():
+        for case in track(todo, "timing", console=console, transient=True, disable=not progress):
             done = [row for row in rows if row.shape[1:] == case.shape]  # two figures may share a shape
             rows += [replace(row, figure=case.figure) for row in done] or _run_case(
                 case, torch.device(device), repeats, names, kernels is not None, blocks
             )
             _free()
-            advance("", 1)
             each(BenchResult(tuple(rows), where, repeats))
     return BenchResult(tuple(rows), where, repeats)
 
@@ -228,10 +227,7 @@ def _run_case(
     ]
     rows: list[BenchRow] = []
     for name in kernels:
-        try:
-            reason = kernel_module(name).unavailable(inputs.x, inputs.up)
-        except ImportError as problem:
-            reason = str(problem)
+        reason = unavailable(name, inputs.x, inputs.up)
         if reason is not None:
             rows += [BenchRow(case.figure, name, *shape, error=reason)] if forced else []
             continue
@@ -318,18 +314,3 @@ def _short(problem: BaseException) -> str:
     """The first line of an error, so that a row stays a row."""
     text = str(problem).strip().splitlines() or [""]
     return f"{type(problem).__name__}: {text[0]}"[:200]
-
-
-@contextmanager
-def _progress_bar(total: int, shown: bool) -> Iterator[Callable[[str, int], None]]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=not shown) as bar:
-        task = bar.add_task("", total=total)
-
-        def advance(description: str, steps: int) -> None:
-            if description:
-                bar.update(task, description=description)
-            bar.advance(task, steps)
-
-        yield advance

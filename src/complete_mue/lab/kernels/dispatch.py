@@ -30,7 +30,7 @@ ENVIRONMENT_VARIABLE = "MUE_KERNEL"
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel: its module has ``routed_experts`` and ``unavailable(x, up)``, which says why it cannot run.
+    """One kernel: its module has ``routed_experts`` and ``unavailable(x, up)``, which says what else it needs.
 
     ``load`` returns that module. It holds an import statement where the module needs an optional ``package``, and is
     called only where that is installed: torch.compile follows such a statement, and not ``importlib``.
@@ -117,12 +117,12 @@ def choose(x: Tensor, up: Tensor, *, kernel: str | None = None) -> str:
     forced = kernel or os.environ.get(ENVIRONMENT_VARIABLE)
     if not forced:
         for name, known in KERNELS.items():
-            if known.automatic and _unavailable(name, x, up) is None:
+            if known.automatic and unavailable(name, x, up) is None:
                 return name
-        raise KernelError(f"no kernel can run here: reference: {_unavailable('reference', x, up)}")
+        raise KernelError(f"no kernel can run here: reference: {unavailable('reference', x, up)}")
     if forced not in KERNELS:
         raise KernelError(f"kernel {forced!r}{nearest(forced, KERNELS)}: kernels are {', '.join(KERNELS)}")
-    reason = _unavailable(forced, x, up)
+    reason = unavailable(forced, x, up)
     if reason is not None:
         raise KernelError(
             f"kernel {forced!r} cannot run here: {reason}. "
@@ -138,7 +138,7 @@ def list_kernels() -> list[KernelInfo]:
     up = x.new_empty(4, 256, 128)
     infos = []
     for name, kernel in KERNELS.items():
-        reason = _unavailable(name, x, up)
+        reason = unavailable(name, x, up)
         infos.append(KernelInfo(name, reason is None, reason, kernel.summary))
     return infos
 
@@ -148,12 +148,15 @@ def kernel_module(name: str) -> ModuleType:
     return KERNELS[name].load()
 
 
-def _unavailable(name: str, x: Tensor, up: Tensor) -> str | None:
+def unavailable(name: str, x: Tensor, up: Tensor) -> str | None:
+    """Why the kernel of that name cannot run on these tensors here, in one line; None when it can."""
     kernel = KERNELS[name]
-    if kernel.hopper and not x.is_cuda:
-        return f"it needs an NVIDIA Hopper GPU, and these tensors are on {x.device.type}"
+    if kernel.hopper and (not x.is_cuda or torch.version.hip is not None):
+        return f"needs an NVIDIA Hopper GPU; these tensors are on {x.device.type}"
     if kernel.missing:
-        return f"the package {kernel.package!r} is not installed"
+        return f"needs the package {kernel.package}, which is not installed"
+    if kernel.hopper and torch.cuda.get_device_capability(x.device) != (9, 0):
+        return f"needs an NVIDIA Hopper GPU; this one is {torch.cuda.get_device_name(x.device)}"
     reason: str | None = kernel.load().unavailable(x, up)
     return reason
 

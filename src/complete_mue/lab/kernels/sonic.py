@@ -6,7 +6,6 @@ Hopper GPU, and cannot be traced by torch.compile. Its native weights interleave
 for a measurement on its home ground, `native` reorders the weights once and `routed_experts_native` takes them so.
 """
 
-import importlib.util
 from typing import Any
 
 import torch
@@ -14,14 +13,7 @@ from torch import Tensor
 
 
 def unavailable(x: Tensor, up: Tensor) -> str | None:
-    """Why SonicMoE cannot run on these tensors here, in one line; None when it can."""
-    if importlib.util.find_spec("sonicmoe") is None:
-        return "needs the package sonic-moe (Python 3.12 or newer), which is not installed"
-    if x.device.type != "cuda":
-        return f"needs a CUDA device of compute capability 9.0; this tensor is on {x.device.type}"
-    capability = torch.cuda.get_device_capability(x.device)
-    if capability != (9, 0):
-        return f"needs a CUDA device of compute capability 9.0; this one has {capability[0]}.{capability[1]}"
+    """Why SonicMoE cannot run on these tensors of a Hopper GPU, in one line; None when it can."""
     if x.dtype not in (torch.bfloat16, torch.float16):
         return f"takes bfloat16 or float16; this tensor is {x.dtype}"
     if x.shape[1] % 8 or up.shape[1] % 16:

@@ -25,18 +25,9 @@ NARROW = 32  # experts as wide as this, or less, are served by tiles of their ow
 
 
 def unavailable(x: Tensor, up: Tensor) -> str | None:
-    """Why `routed_experts` cannot run on these tensors here, in one line; None when it can."""
-    if x.device.type != "cuda":
-        return f"needs a CUDA device of compute capability 9.0; this tensor is on {x.device.type}"
-    if torch.version.hip is not None:
-        return "needs an NVIDIA GPU of compute capability 9.0; this PyTorch is built for ROCm"
-    capability = torch.cuda.get_device_capability(x.device)
-    if capability != (9, 0):
-        return f"needs a CUDA device of compute capability 9.0; this one has {capability[0]}.{capability[1]}"
-    try:
-        import triton
-    except ImportError:
-        return "needs the package triton, which is not installed"
+    """Why `routed_experts` cannot run on these tensors of a Hopper GPU, in one line; None when it can."""
+    import triton
+
     if tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 6):
         return f"needs Triton 3.6 or newer; this one is {triton.__version__}"
     if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):

@@ -71,16 +71,6 @@ class Routing:
         return (self.relative_load - 1).square().mean(-1).sqrt()
 
     @property
-    def sigma0_ratio(self) -> Tensor:
-        """Each expert's gradient-noise scale over that in balance, sqrt(mean load / load); inf without a token."""
-        return self.relative_load.rsqrt()
-
-    @property
-    def weight_moment(self) -> Tensor:
-        """F = a E[sum pi^2]: 1 for equal weights; the exact forward correction is r = a / sqrt(F)."""
-        return self.weight.square().sum((-1, -2)) * (self.weight.shape[-1] / self._tokens)
-
-    @property
     def balance_loss(self) -> Tensor:
         """Switch balance loss, N_g * sum over e of f_e P_e averaged over groups: 1 in balance, N_g / a_g at worst.
 

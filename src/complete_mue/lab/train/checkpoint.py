@@ -23,12 +23,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from complete_mue.errors import MueError, RunError
 from complete_mue.lab.train.checkpoint_folder import FOLDER, SIGNS, Checkpoint, Damaged, refuse_obstacle
 from complete_mue.lab.train.config import RunConfig, refuse_other_data
-from complete_mue.lab.train.parallel import ALONE, Ranks
+from complete_mue.lab.train.parallel import ALONE, Ranks, local
 from complete_mue.lab.train.sharded_tensors import KINDS, Part, Pieces, written_here
 from complete_mue.storage import inner_folder, read_json, sha256
 
@@ -126,7 +125,7 @@ def _write(draft: Path, tensors: tuple[Mapping[str, Tensor], ...], ranks: Ranks)
             file = f"{file.partition('.')[0]}-{ranks.rank:05d}.safetensors"
             named = {name: tensor for name, tensor in named.items() if written_here(tensor, ranks.rank)}
             note["offsets"][file] = {name: list(Part.of(tensor).offset) for name, tensor in named.items()}
-        save_file({name: _local(tensor).detach().contiguous() for name, tensor in named.items()}, draft / file)
+        save_file({name: local(tensor).detach().contiguous() for name, tensor in named.items()}, draft / file)
         note["sha256"][file] = sha256(draft / file)
         _flush(draft / file)
     (draft / f"note-{ranks.rank:05d}.json").write_text(json.dumps(note), encoding="utf-8")
@@ -237,7 +236,7 @@ def _weights(weights: Pieces, model: nn.Module) -> list[tuple[Tensor, Tensor]]:
     targets = model.state_dict(keep_vars=True)
     if odd := set(targets) ^ set(weights.shapes):
         raise Damaged(f"{sorted(odd)[0]} is in the model or in the checkpoint, not in both")
-    return [(_local(target), _read(weights, name, target)) for name, target in targets.items()]
+    return [(local(target), _read(weights, name, target)) for name, target in targets.items()]
 
 
 def _states(
@@ -253,7 +252,7 @@ def _states(
             if not any(f"{name}.{entry}" in moments.shapes for entry in state):
                 continue  # it never had a gradient
             for entry, tensor in state.items():
-                _local(tensor).copy_(_read(moments, f"{name}.{entry}", tensor))
+                local(tensor).copy_(_read(moments, f"{name}.{entry}", tensor))
             states[parameter] = state
     return states
 
@@ -269,10 +268,6 @@ def _read(pieces: Pieces, name: str, target: Tensor) -> Tensor:
     if value.dtype != target.dtype:
         raise Damaged(f"{name} is {value.dtype}, not {target.dtype}")
     return value
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _moments(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> dict[str, Tensor]:

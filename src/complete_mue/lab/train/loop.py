@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from complete_mue.lab.train import checkpoint
 from complete_mue.lab.train.checkpoint_folder import refuse_obstacles
 from complete_mue.lab.train.config import RunConfig, differences, pinned, read_config, refuse_other_data
 from complete_mue.lab.train.flops import Meter
-from complete_mue.lab.train.parallel import ALONE, Ranks
+from complete_mue.lab.train.parallel import ALONE, Ranks, launched
 from complete_mue.lab.train.run_folder import Metrics, read_metrics, set_aside, with_loss
 from complete_mue.lab.train.schedule import last_window
 from complete_mue.lab.train.trainer import Step, Trainer, pick_device
@@ -60,6 +61,33 @@ def train(config: RunConfig, run: Path, *, resume: bool = False, restart: bool =
             f"{problem.filename or run}: {problem.strerror or problem}; fix that (a full disk, a folder that cannot "
             "be written) and resume: what was saved is kept"
         ) from None
+
+
+# -- on all ranks that torchrun started: each has a GPU of its own, and ranks started again go on ---------------------
+
+
+def train_on_ranks(
+    config: RunConfig, run: Path, *, resume: bool, restart: bool, report: Report, warn: Callable[[str], None]
+) -> Result:
+    """Train on this rank together with the others; ``report`` is called on the first."""
+    again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    if (resume or again) and (ended := divergence(run, config)) is not None:
+        # torchrun counts a divergence as a failure and starts the ranks again: they must not repeat it.
+        warn(repeated(run, ended, config))
+        return ended
+    device = local_device(config.device)
+    with launched(config.expert_parallel, device) as ranks:
+        return train(
+            config, run, resume=resume or (restart and again), restart=restart and not again, report=report, warn=warn,
+            ranks=ranks, device=device,
+        )  # fmt: skip
+
+
+def local_device(name: str) -> torch.device:
+    """Each rank its own GPU of its machine."""
+    device = pick_device(name)
+    local = os.environ.get("LOCAL_RANK")
+    return torch.device("cuda", int(local)) if device.type == "cuda" and local is not None else device
 
 
 def _train(

@@ -137,7 +137,7 @@ class Ranks:
         """The norm of each whole tensor."""
         if self.mesh is None:
             return torch.stack(torch._foreach_norm(list(tensors)))
-        squares = [_local(tensor).float().square().sum() / self._holders(tensor) for tensor in tensors]
+        squares = [local(tensor).float().square().sum() / self._holders(tensor) for tensor in tensors]
         total = torch.stack(squares)
         dist.all_reduce(total)
         return total.sqrt()
@@ -286,5 +286,6 @@ def _sum_together(tensors: list[Tensor], group: Any) -> None:
             tensor.copy_(part.view_as(tensor))
 
 
-def _local(tensor: Tensor) -> Tensor:
+def local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that this rank holds."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
