@@ -1,7 +1,9 @@
-"""For mkdocs: links that work in the repository work in the site, too, and plain mathematics is typeset."""
+"""For mkdocs: links that work in the repository work in the site, too, plain mathematics is typeset, and the notebook
+is a page."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,32 @@ _SUPERSCRIPT = re.compile(r"\^(?:\(([^)]*)\)|([-−]?[\w./]*\w))")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add examples/*.py and *.toml, which lie beside the docs."""
+    """Add examples/*.py, *.toml and *.ipynb, which lie beside the docs, and each notebook as a page."""
     root = Path(config.config_file_path).parent
     for path in sorted((root / "examples").rglob("*")):
-        if path.suffix in (".py", ".toml"):
+        if path.suffix in (".py", ".toml", ".ipynb"):
             files.append(File.generated(config, path.relative_to(root).as_posix(), abs_src_path=str(path)))
+        if path.suffix == ".ipynb":
+            text = notebook_page(json.loads(path.read_text(encoding="utf-8"))["cells"])
+            files.append(File.generated(config, f"{path.stem}.md", content=text.replace("](../docs/", "](")))
     return files
+
+
+def notebook_page(cells: list[dict[str, Any]]) -> str:
+    """A notebook as Markdown: its words, its code and what that printed and drew."""
+    parts = []
+    for cell in cells:
+        text = "".join(cell["source"])
+        parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {"text/plain": output.get("text", "")})
+            if "image/png" in data:
+                parts.append(
+                    f'<img alt="what the cell above draws" src="data:image/png;base64,{data["image/png"].strip()}">'
+                )
+            else:
+                parts.append(f"```text\n{''.join(data['text/plain']).rstrip()}\n```")
+    return "\n\n".join(parts)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:

@@ -51,7 +51,7 @@ from complete_mue.storage import exclusive, sha256, whole, write_json
 
 SEPARATOR = "\n\n\n"
 LARGEST_PART = 30_000_000
-_ROUGH_PART = 110_000_000  # bytes of text that xz makes a little smaller than that
+_ROUGH_PART = 90_000_000  # bytes of text that xz makes a little smaller than that
 _LARGEST_ARCHIVE, _LARGEST_UNPACKED, _MOST_MEMBERS = 120_000_000, 3_000_000_000, 200_000
 _SUFFIXES = (".rst", ".md", ".txt", ".py", ".json")
 _LARGEST_FILE = {".json": 16_000_000, ".py": 2_000_000}
@@ -416,7 +416,7 @@ def _divided(texts: Sequence[str], total: int) -> Iterator[Sequence[str]]:
 
 
 def _write(path: Path, texts: Sequence[str]) -> dict[str, Any]:
-    with whole(path) as file, lzma.open(file, "wb", preset=6) as packed:
+    with whole(path) as file, lzma.open(file, "wb", preset=3) as packed:
         for n, text in enumerate(texts):
             packed.write(((SEPARATOR if n else "") + text).encode())
     if path.stat().st_size > LARGEST_PART:

@@ -7,7 +7,10 @@ Every target trains by the paper's rules from the dense reference's values. At t
 next ``--over`` steps make to each role's output is measured on tokens that were not trained on, routed as they are
 (`update_effect`). The rule that a step should change an output by as much as in the dense model asks for the lr to be
 divided by the ratio to the dense one's. Writes OUT/TARGET-seed.json, which a second start reads instead of training
-again, and prints the ratios in octaves.
+again, and prints the ratios in octaves. The page's numbers and picture, from the records kept:
+
+    python scripts/update_effect.py runs/data/bytes --reference docs/results/pair/reference.toml \\
+        --out docs/results/update-effect --optima docs/results/roles/lm-roles.jsonl
 """
 
 from __future__ import annotations
@@ -24,6 +27,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from complete_mue.apply.effect import update_effect
+from complete_mue.lab.report.pictures import Dot, Drawn, Panel, Picture, linear_axis
+from complete_mue.lab.report.plots import can_plot, write_png
+from complete_mue.lab.report.summary import summarize
 from complete_mue.lab.sweep.figures import SCALES, base_config
 from complete_mue.lab.sweep.roles import target_of
 from complete_mue.lab.train.config import RunConfig, override
@@ -69,23 +75,66 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: weight.detach().float().clone() for name, weight in model.named_parameters()}
 
 
-def table(records: dict[str, list[list[dict[str, Any]]]]) -> str:
-    """Octaves of each target's change over the dense one's, role by role; the error is over seeds and steps."""
-    dense = records["dense"]
-    lines = [f"{'target':36} {'role':16} {'change':>8} {'alignment':>10}   octaves over dense"]
+Records = dict[str, list[list[dict[str, Any]]]]  # by target, then seed
+
+
+def table(records: Records) -> str:
+    """Octaves of each target's change and alignment over the dense one's, role by role, over seeds and steps."""
+    lines = [f"{'target':31} {'role':14} {'change':>7} {'alignment':>10}   change/dense   alignment/dense"]
     for target, seeds in records.items():
         for role in dict.fromkeys(line["role"] for line in seeds[0]):
-            ratios, changes, alignments = [], [], []
-            for seed, lines_of in enumerate(seeds):
-                own = {line["step"]: line for line in lines_of if line["role"] == role}
-                theirs = {line["step"]: line for line in dense[seed] if line["role"] == COUNTERPARTS.get(role, role)}
-                ratios += [math.log2(own[step]["change"] / theirs[step]["change"]) for step in own if step in theirs]
-                changes += [line["change"] for line in own.values()]
-                alignments += [line["alignment"] for line in own.values()]
-            error = statistics.stdev(ratios) / math.sqrt(len(ratios)) if len(ratios) > 1 else math.nan
-            octaves = f"{statistics.fmean(ratios):+.2f} ± {error:.2f}" if ratios else "–"
-            mean, aligned = statistics.fmean(changes), statistics.fmean(alignments)
-            lines.append(f"{target:36} {role:16} {mean:8.4f} {aligned:10.2f}   {octaves}")
+            own = [line for lines_of in seeds for line in lines_of if line["role"] == role]
+            means = [statistics.fmean(line[what] for line in own) for what in ("change", "alignment")]
+            ratios = [octaves(records, target, role, what) for what in ("change", "alignment")]
+            words = [f"{ratio[0]:+.2f} ± {ratio[1]:.2f}" if ratio else "" for ratio in ratios]
+            lines.append(
+                f"{target:31} {role:14} {means[0]:7.4f} {means[1]:10.2f}   {words[0]:>12}   {words[1]:>15}".rstrip()
+            )
+    return "\n".join(lines)
+
+
+def octaves(records: Records, target: str, role: str, what: str) -> tuple[float, float] | None:
+    """Over the dense model's: the mean over seeds and steps, its standard error. None where it has no such role."""
+    ratios = []
+    for ours, theirs in zip(records[target], records["dense"], strict=True):
+        known = {line["step"]: line[what] for line in theirs if line["role"] == COUNTERPARTS.get(role, role)}
+        ratios += [math.log2(line[what] / known[line["step"]]) for line in ours if line["role"] == role and known]
+    if not ratios:
+        return None
+    return statistics.fmean(ratios), statistics.stdev(ratios) / math.sqrt(len(ratios)) if ratios[1:] else math.nan
+
+
+def against_optima(records: Records, pack: Path, out: Path) -> str:
+    """Where the loss wants expert_up's lr, against how much its updates agree with its inputs; drawn if possible."""
+    curves = [curve for scan in summarize(pack).scans for curve in scan.curves if curve.hyper == "expert_up.lr"]
+    rows = [
+        (curve.target, found[0], curve.drift, curve.drift_error)
+        for curve in curves
+        if curve.target in records and curve.drift is not None and curve.drift_error
+        if (found := octaves(records, curve.target, "expert_up", "alignment"))
+    ]
+    weight = sum(x * x / e**2 for _, x, _, e in rows)
+    power = sum(x * y / e**2 for _, x, y, e in rows) / weight
+    misfit = sum(((y - power * x) / e) ** 2 for _, x, y, e in rows) / (len(rows) - 1)
+    error = math.sqrt(max(1.0, misfit) / weight)
+    lines = [f"{'target':31} {'alignment/dense':>15} {'optimum':>14} {'power law':>10}"]
+    lines += [f"{name:31} {x:+15.2f} {f'{y:+.2f} ± {e:.2f}':>14} {power * x:+10.2f}" for name, x, y, e in rows]
+    lines.append(f"optimum = alignment^({power:.2f} ± {error:.2f}), chi squared per degree of freedom {misfit:.1f}")
+    if can_plot():
+        ends = tuple(Dot(x, power * x, "fit") for x in (0.0, max(x for _, x, _, _ in rows)))
+        plain, shuffled = (
+            tuple(Dot(x, y, name, e) for name, x, y, e in rows if ("shuffled" in name) == wanted)
+            for wanted in (False, True)
+        )
+        drawn = (
+            Drawn(f"alignment^{power:.1f}", 0, ends, markers=False),
+            Drawn("routed by what tokens are", 1, plain, joined=False),
+            Drawn("routing shuffled", 2, shuffled, joined=False),
+        )
+        panel = Panel("", linear_axis("alignment of expert_up's updates, octaves over dense", [0, 1.2]), drawn)
+        y = linear_axis("optimum of expert_up's lr, octaves", [0.5, *(y - e for _, _, y, e in rows)])
+        title = "The more an expert's updates agree with its tokens, the smaller its learning rate"
+        write_png(Picture("alignment", title, "", y, (panel,), level=0.0), out / "alignment.png")
     return "\n".join(lines)
 
 
@@ -100,12 +149,13 @@ def main() -> int:
     parser.add_argument("--steps", type=int, help="of the schedule; default: the reference's")
     parser.add_argument("--at", type=int, nargs="+", default=[100, 200, 500, 1000, 1500])
     parser.add_argument("--over", type=int, default=10)
+    parser.add_argument("--optima", type=Path, help="records of `mue sweep roles`, to compare and draw")
     parser.add_argument("--out", type=Path, default=Path("runs/effect"))
     given = parser.parse_args()
     changes = [f"task.source={given.source}", *([f"budget.steps={given.steps}"] if given.steps else [])]
     reference = read_reference(given.reference) if given.reference else None
     base = dataclasses.replace(base_config("lm", given.scale, reference, changes), rules="complete_mue")
-    records: dict[str, list[list[dict[str, Any]]]] = {}
+    records: Records = {}
     for text in ("dense", *(given.target or TARGETS)):
         for seed in range(given.seeds):
             place = given.out / f"{text.replace(',', '-')}-{seed}.json"
@@ -116,6 +166,8 @@ def main() -> int:
             records.setdefault(text, []).append(json.loads(place.read_text(encoding="utf-8")))
             print(f"{text}, seed {seed}", flush=True)
     print(table(records))
+    if given.optima:
+        print(against_optima(records, given.optima, given.out))
     return 0
 
 

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from complete_mue.lab.report.markdown_page import article, chapters, generated, 
 from complete_mue.layout.tensors import VECTOR_ROLES, Role
 from complete_mue.rules.layer_table import COLUMNS, COMPLETE_MUE
 from in_process import mue
+from quick import quick
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -56,7 +58,13 @@ def commands() -> list[str]:
     return [line.split(" #")[0].strip() for line in lines if line.strip()]
 
 
-@pytest.mark.parametrize("command", [c for c in dict.fromkeys(commands()) if c.startswith("mue ")])
+def command_cases() -> list[Any]:
+    """Each `mue` command of the pages once; a check trains models, which takes longer."""
+    found = [command for command in dict.fromkeys(commands()) if command.startswith("mue ")]
+    return quick(found, *(command for command in found if not command.startswith("mue check")))
+
+
+@pytest.mark.parametrize("command", command_cases())
 def test_mue_commands_work(command: str) -> None:
     words = shlex.split(command)[1:]
     done = mue(*words, cwd=ROOT)
@@ -204,6 +212,27 @@ def assert_quoted(words: str, below: str, least: int) -> None:
 def test_the_words_above_a_page_of_results_quote_its_figures(page: Path) -> None:
     below = measured(page)
     assert_quoted((ROOT / page).read_text(encoding="utf-8").partition(below)[0], below, least=7)
+
+
+def test_the_page_of_update_effects_shows_what_its_script_prints(tmp_path: Path) -> None:
+    """From the records beside it: the optimum against alignment, and the table of all roles."""
+    records, data = ROOT / "docs/results/update-effect", ROOT / "docs/results"
+    for path in records.glob("*.json"):
+        (tmp_path / path.name).symlink_to(path)
+    options = ["--reference", str(data / "pair/reference.toml"), "--optima", str(data / "roles/lm-roles.jsonl")]
+    command = [
+        sys.executable,
+        str(ROOT / "scripts/update_effect.py"),
+        "runs/data/bytes",
+        *options,
+        "--out",
+        str(tmp_path),
+    ]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    page = (ROOT / "docs/results/update-effect.md").read_text(encoding="utf-8")
+    roles, optima = re.findall(r"^target .*?(?=^target |\Z)", printed, re.MULTILINE | re.DOTALL)
+    for block, table in zip(page.split("```")[1::2], (optima, roles), strict=True):
+        assert_same_page(block.strip(), table.strip())
 
 
 @pytest.mark.parametrize(("page", "least"), [("README.md", 2), ("docs/results/index.md", 25)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,9 @@ def run(name: str) -> Any:
 
 def test_all_are_short_and_listed() -> None:
     listed = re.findall(r"\.\./examples/([\w/]+\.\w+)", (EXAMPLES.parent / "docs/examples.md").read_text())
-    here = sorted(p.relative_to(EXAMPLES).as_posix() for p in EXAMPLES.rglob("*") if p.suffix in (".py", ".toml"))
+    here = sorted(
+        p.relative_to(EXAMPLES).as_posix() for p in EXAMPLES.rglob("*") if p.suffix in (".py", ".toml", ".ipynb")
+    )
     assert sorted(listed) == here
     assert len(list(EXAMPLES.glob("*.py"))) == 6
     for script in EXAMPLES.glob("*.py"):
@@ -73,3 +76,39 @@ def test_sweep_tiny() -> None:
     summary = run("sweep_tiny")
     assert summary.progress.finished == 6
     assert [curve.target for curve in summary.scans[0].curves] == ["dense", "16e4a"]
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_and_its_outputs_are_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What does not depend on the machine's rounding equals what is stored."""
+    pytest.importorskip("transformers")
+    pytest.importorskip("matplotlib").use("Agg")
+    monkeypatch.chdir(EXAMPLES)
+    cells = json.loads((EXAMPLES / "first_steps.ipynb").read_text(encoding="utf-8"))["cells"]
+    coded = [cell for cell in cells if cell["cell_type"] == "code"]
+    names: dict[str, Any] = {"__name__": "__main__"}
+    printed = []
+    for cell in coded:
+        exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
+        printed.append(capsys.readouterr().out)
+    for cell, out in zip(coded[:2], printed, strict=False):  # the plan, and why
+        assert "".join(cell["outputs"][0]["text"]) == out
+    assert [cell["execution_count"] for cell in coded] == list(range(1, len(coded) + 1))
+    kinds = {
+        kind
+        for cell in coded
+        for output in cell["outputs"]
+        for kind in (output["output_type"], *output.get("data", ()))
+    }
+    assert "image/png" in kinds
+    assert "error" not in kinds
+    assert names["losses"][-1] < names["losses"][0] - 1
+    assert names["result"].ok
+    assert names["summary"].progress.finished == 12
+    ours, other = (
+        next(c for c in names["found_by"](names["summary"]) if c.target != "dense" and c.rules == rules)
+        for rules in names["sweep"].rules
+    )
+    assert abs(ours.drift) < abs(other.drift)

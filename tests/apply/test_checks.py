@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import complete_mue as mue
+from quick import quick
 
 torch = pytest.importorskip("torch")
 
@@ -27,10 +28,8 @@ from complete_mue.lab.models import LanguageModel  # noqa: E402
 from complete_mue.lab.models.check_setup import BYTES, language_model_setup  # noqa: E402
 from complete_mue.layout.axes import AXES, Point, axis_points, small_reference  # noqa: E402
 
-QUICK = ("experts", "shared")  # the others take longer
 
-
-@pytest.mark.parametrize("axis", [a if a in QUICK else pytest.param(a, marks=pytest.mark.slow) for a in sorted(AXES)])
+@pytest.mark.parametrize("axis", quick(sorted(AXES), "shared"))
 def test_the_language_model_passes_along_every_axis(axis: str) -> None:
     result = mue.check(language_model_setup, axis, seeds=1)
     assert result.ok, verdict(result)

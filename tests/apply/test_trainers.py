@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from quick import quick
+
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers", reason="the examples train stock models")
 
@@ -42,7 +44,7 @@ def test_all_examples_are_run() -> None:
 # Lightning's own: a torch name it still uses, and advice on data loaders.
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated:FutureWarning")
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
-@pytest.mark.parametrize("name", NEEDS)
+@pytest.mark.parametrize("name", quick(NEEDS, "plain_loop", "hf_trainer"))
 def test_losses_fall_and_ratios_hold(name: str) -> None:
     if importlib.util.find_spec(NEEDS[name]) is None:
         pytest.skip(f"{name} needs {NEEDS[name]}")

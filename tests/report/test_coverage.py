@@ -69,7 +69,7 @@ def misses(curves: list[Curve], shape: str, drift: float) -> dict[str, list[tupl
     ("shape", "noise"),
     [
         ("parabola", 0.005),
-        ("quartic", 0.005),
+        pytest.param("quartic", 0.005, marks=pytest.mark.slow),
         pytest.param("parabola", 0.002, marks=pytest.mark.slow),
         pytest.param("flat", 0.005, marks=pytest.mark.slow),
     ],

@@ -61,7 +61,7 @@ def test_json_on_stdout_is_the_file(parent: Path, tmp_path: Path) -> None:
     ("arguments", "says"),
     [
         (["nowhere"], "no such folder"),
-        (["a", "b"], "say where the report goes with --out"),
+        (["a", "b"], "--out"),
         (["a/ledger"], "no sweep.json"),
     ],
 )

@@ -104,7 +104,7 @@ def test_divergence_at_the_transferred_value_is_a_miss(sweep_folder: Write) -> N
     summary = summarize(sweep_folder(diverged=lambda target, rules, value: target == "16e4a" and value >= 0.008))
     curve = curve_of(summary, "16e4a")
     assert (curve.status, curve.regret) == ("missed", None)
-    assert "16e4a: diverges" in words(summary)
+    assert "16e4a, missed: diverges" in words(summary)
     everywhere = summarize(sweep_folder("b", diverged=lambda target, rules, value: target == "16e4a"))
     assert curve_of(everywhere, "16e4a").says == "diverges at every value"
 
@@ -171,7 +171,7 @@ def test_a_flat_basin_holds_and_says_so(sweep_folder: Write) -> None:
     assert curve.regret + 2 * curve.regret_error <= 0.01
     assert summary.verdict[0].kind == "good"
     assert "1 of them flat" in summary.verdict[0].text
-    assert re.search(r"8e2a held.*flat.*0\.00\d nats", words(summary))
+    assert re.search(r"8e2a, held, flat: .*0\.00\d nats", words(summary))
     row = next(row for row in tables(summary)[0].rows if plain(row.cells[1]) == "8e2a")
     assert re.match(r"held, flat: .*0\.00", plain(row.cells[-1]))
 
@@ -218,7 +218,7 @@ def test_a_failed_run_counts_as_missing_and_is_said(sweep_folder: Write) -> None
     assert "1 of 56 runs failed" in words(summary)
     curve = curve_of(summary, "8e2a")
     assert (curve.status, curve.gaps) == ("unfinished", (0.016,))  # beside the best: its mean is over other seeds
-    assert re.search(r"8e2a: .*missing at 0\.016", words(summary))
+    assert re.search(r"8e2a, unfinished: .*missing at 0\.016", words(summary))
     path.write_text(json.dumps(record))
     far = folder / "ledger" / "8e2a-complete_mue-lr-0.064-1.json"
     far.unlink()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import complete_mue as mue
+from quick import quick
 
 pytest.importorskip("torch")
 
@@ -77,9 +78,7 @@ def test_what_can_be_fused() -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize(
-    "scale", [pytest.param(s, marks=pytest.mark.slow) if s in ("small", "medium") else s for s in SCALES]
-)
+@pytest.mark.parametrize("scale", quick(SCALES, "tiny"))
 def test_every_figure_at_every_scale_is_a_sweep_that_the_report_reads(tmp_path: Path, task: str, scale: str) -> None:
     base = base_config(task, scale)
     for name in FIGURES:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from quick import quick
+
 torch = pytest.importorskip("torch")
 
 from complete_mue.lab.recipes import recipe  # noqa: E402
@@ -50,7 +52,7 @@ def test_the_trivial_losses_are_what_the_formulas_say() -> None:
     assert 0.5 < linear < constant
 
 
-@pytest.mark.parametrize("name", ["lm_tiny", "dit_tiny"])
+@pytest.mark.parametrize("name", quick(["lm_tiny", "dit_tiny"], "lm_tiny"))
 def test_a_short_run_beats_the_trivial_predictor(name: str, tmp_path: Path) -> None:
     config = override(recipe(name), "budget.steps=120", "shape.depth=2", "budget.batch_tokens=512", "betas=hold")
     result = train(config, tmp_path)

@@ -73,6 +73,7 @@ def assert_one_run(ranks: int, names: list[str], folder: Path) -> None:
         assert many["details"].get("load") == one["details"].get("load"), name
 
 
+@pytest.mark.slow
 def test_two_ranks_with_fsdp_and_with_experts_dealt_out(tmp_path: Path) -> None:
     assert_one_run(2, ["dense", "all@2"], tmp_path)
 
@@ -298,6 +299,7 @@ def test_one_process_refuses_experts_over_many(tmp_path: Path) -> None:
     assert config.fingerprint == config_of("sparse").fingerprint
 
 
+@pytest.mark.slow
 def test_leaving_keeps_the_status_the_last_words_and_what_is_due_at_exit() -> None:
     """Alone and as a rank: two forks of one process, since what costs is the import."""
     code = """

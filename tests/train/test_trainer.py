@@ -74,7 +74,8 @@ def test_recomputed_layers_give_the_same_gradients(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # the compiler's own
-@pytest.mark.parametrize("name", ["lm moe", pytest.param("dit moe", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lm moe", "dit moe"])
 def test_one_compiled_graph_serves_all_layers(name: str) -> None:
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()

@@ -157,7 +157,7 @@ def to_text(plan: PlanTable) -> str:
     """The terminal table as plain text."""
     from rich.console import Console
 
-    console = Console(width=WIDTH, file=io.StringIO(), highlight=False, markup=False)
+    console = Console(width=WIDTH, file=io.StringIO(), markup=False, color_system=None, force_jupyter=False)
     console.print(plan)
     assert isinstance(console.file, io.StringIO)
     return "\n".join(text.rstrip() for text in console.file.getvalue().splitlines()).rstrip()

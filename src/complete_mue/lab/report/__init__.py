@@ -1,13 +1,13 @@
 """Reads the records of a sweep and shows whether the transfer held. Reads records, never models; needs no torch.
 
-estimator   optimum and regret of one loss curve, with errors from the seeds
-curves      the runs of one target, value by value, and what the estimator makes of them
-speedup     steps of the reference for one step of the target, to the same loss
-verdict     what it means, in plain words
-summary     all of it for one sweep: ``summarize(folder)``
-overview    the verdict on many sweeps together
-tables, pictures -> svg, html, plots, files     for the terminal, the page, PNG, JSON, CSV, Markdown
-article     many sweeps on one Markdown page, which may hold words of one's own
+estimator      optimum and regret of one loss curve, with errors from the seeds
+curves         the runs of one target, value by value, and what the estimator makes of them
+speedup        steps of the reference for one step of the target, to the same loss
+verdict        what it means, in plain words
+summary        all of it for one sweep: ``summarize(folder)``
+across_sweeps  the verdict on many sweeps together
+tables, pictures -> svg, html_page, plots, write     for the terminal, the page, PNG, JSON, CSV, Markdown
+markdown_page  many sweeps on one Markdown page, which may hold words of your own
 """
 
 from complete_mue.lab.records import find_sweeps, read_sweep

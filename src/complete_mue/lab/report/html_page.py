@@ -22,7 +22,6 @@ from complete_mue.lab.report.tables import Cell, Row, Table, plain, tables
 from complete_mue.lab.report.verdict import DRIFT_GOAL, REGRET_GOAL, Line
 
 FORMAT = 1
-_SIGNS = {"good": "✓", "bad": "✗", "open": "○", "note": "·"}
 _READ = {"good": "Held: ", "bad": "Missed: ", "open": "Open: ", "note": "Note: "}
 
 
@@ -78,10 +77,7 @@ script-src 'unsafe-inline'; img-src data:">
 def _section(number: int, summary: Summary, alone: bool) -> str:
     heading = "" if alone else f"<h2>{escape(summary.title)}</h2>"
     p = summary.progress
-    state = f"{p.finished} of {p.runs} runs finished"
-    state += f", {p.diverged} diverged" if p.diverged else ""
-    state += f", {p.failed} failed" if p.failed else ""
-    state += f", {p.missing} missing" if p.missing else ""
+    state = ", ".join([f"{p.finished} of {p.runs} runs finished", *p.troubles])
     drawn = "".join(figure_html(picture, f"f{number}-{i}") for i, picture in enumerate(pictures(summary)))
     listed = "".join(_table(table, f"sweeps.{number}.") for table in tables(summary))
     return (
@@ -104,7 +100,7 @@ def verdict_html(lines: Sequence[Line]) -> str:
 
 
 def _sentence(line: Line) -> str:
-    sign = f'<b class="sign {line.kind}-sign" role="img" aria-label="{_READ[line.kind]}">{_SIGNS[line.kind]}</b>'
+    sign = f'<b class="sign {line.kind}-sign" role="img" aria-label="{_READ[line.kind]}">{line.sign}</b>'
     return f"{sign}{escape(line.text)}"
 
 

@@ -23,23 +23,11 @@ from complete_mue.errors import FileError
 from complete_mue.lab.paper_figures import FIGURES
 from complete_mue.lab.records.pack import file_stem, portable
 from complete_mue.lab.report.across_sweeps import overview_lines, overview_table, tallies
-from complete_mue.lab.report.labels import TASKS, code, label, short_count, with_unit
+from complete_mue.lab.report.labels import TASKS, code, short_count
 from complete_mue.lab.report.pictures import Picture, pictures
 from complete_mue.lab.report.plots import write_png
-from complete_mue.lab.report.summary import Scan, Summary
-from complete_mue.lab.report.tables import (
-    Piece,
-    Row,
-    Table,
-    drift_cell,
-    loss_cell,
-    markdown,
-    optimum_cell,
-    regret_cell,
-    role_table,
-    runs_table,
-    verdict_cell,
-)  # fmt: skip
+from complete_mue.lab.report.summary import Summary
+from complete_mue.lab.report.tables import axis_table, markdown, role_table, runs_table
 from complete_mue.lab.report.verdict import DRIFT_GOAL, REGRET_GOAL
 from complete_mue.storage import inner_folder, remove_parts, whole
 from complete_mue.tabular import escaped
@@ -47,7 +35,6 @@ from complete_mue.tabular import escaped
 END = "<!-- end -->"
 _FIRST_STEPS = "activated"  # the axis along which the paper shows the first steps
 _DPI, _COLUMNS = 120, 2
-_SIGNS = {"good": "✓", "bad": "✗", "open": "○", "note": "·"}
 
 
 @dataclass(frozen=True)
@@ -148,7 +135,7 @@ def article(made: Sequence[Chapter], page: Path) -> str:
     parts = [f"Made by {code(_command(made, page))}; change the records, not the text between the markers.", ""]
     if found:
         lines = overview_lines(found)
-        parts += ["## In short", "", *(f"- {_SIGNS[line.kind]} {escaped(line.text)}" for line in lines), ""]
+        parts += ["## In short", "", *(f"- {line.sign} {escaped(line.text)}" for line in lines), ""]
         parts += [_LEGEND, "", "## Axis by axis", ""]
         for task in TASKS:
             rows = [tally for tally in found if tally.summary.task == task]
@@ -184,7 +171,7 @@ def _section(chapter: Chapter, page: Path) -> list[str]:
         return [f"![{escaped(alt)}]({place})", "", escaped(picture.caption), ""]
 
     parts = [f"### {escaped(summary.title)}", "", escaped(_facts(summary)), ""]
-    parts += [*(f"- {_SIGNS[line.kind]} {escaped(line.text)}" for line in summary.verdict), ""]
+    parts += [*(f"- {line.sign} {escaped(line.text)}" for line in summary.verdict), ""]
     parts += ['<details markdown="1">', "<summary>Pictures, table, command</summary>", ""]
     if summary.probe:
         parts += [*image("roles"), markdown(role_table(summary))]
@@ -197,37 +184,9 @@ def _section(chapter: Chapter, page: Path) -> list[str]:
     return [*parts, _origin(chapter, page), "", "</details>", ""]
 
 
-def axis_table(summary: Summary, scan: Scan, path: str) -> Table:
-    """Per rule set and layout: optimum, drift, regret, the loss at the transferred value and the load variation."""
-    loads = {(run.rules, run.target): run.load_variation for run in summary.runs}
-    headings = (
-        "rules", "layout", "optimum", "drift (octaves)", with_unit("regret", summary.unit),
-        with_unit("loss at the transferred value", summary.unit), "load variation", "verdict",
-    )  # fmt: skip
-    rows = []
-    for number, curve in enumerate(scan.curves):
-        place, load = f"{path}.curves.{number}", loads.get((curve.rules, curve.target))
-        cells = (
-            (Piece("" if curve.target == summary.reference else curve.rules),),
-            (Piece(curve.target),),
-            optimum_cell(curve, place),
-            drift_cell(curve, place),
-            regret_cell(curve, place),
-            loss_cell(curve, place),
-            (Piece("–" if load is None else f"{load:.2f}"),),
-            verdict_cell(curve),
-        )
-        rows.append(Row(cells, curve.status))
-    title = f"{label(scan.hyper).capitalize()}: transferred value {scan.tuned:.3g}"
-    return Table(title, headings, frozenset({0, 1, len(headings) - 1}), tuple(rows))
-
-
 def _facts(summary: Summary) -> str:
     own, p = summary.target(summary.reference), summary.progress
-    state = ", ".join(
-        f"{number} {word}" for number, word in ((p.diverged, "diverged"), (p.failed, "failed"), (p.missing, "missing"))
-        if number
-    )  # fmt: skip
+    state = ", ".join(p.troubles)
     return (
         f"Reference {summary.reference}: width {own.width}, {own.depth} layers, {short_count(own.active)} weights, "
         f"{own.steps:,} steps of {own.batch_tokens:,} tokens. {p.runs} runs, {p.seeds} "

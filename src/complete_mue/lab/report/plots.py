@@ -135,19 +135,6 @@ def _line(axis: Any, picture: Picture, line: Drawn) -> None:
 def _scale(ticks: Any, set_scale: Any, set_limits: Any, axis: Axis) -> None:
     if axis.log:
         set_scale("log", base=2)
-    ticks.set_major_locator(_fixed([value for value, _ in axis.ticks]))
-    ticks.set_major_formatter(_named([text for _, text in axis.ticks]))
-    ticks.set_minor_locator(_fixed([]))
+    ticks.set_ticks([value for value, _ in axis.ticks], [text for _, text in axis.ticks])
+    ticks.set_ticks([], minor=True)
     set_limits(axis.low, axis.high)
-
-
-def _fixed(places: list[float]) -> Any:
-    from matplotlib.ticker import FixedLocator
-
-    return FixedLocator(places)
-
-
-def _named(texts: list[str]) -> Any:
-    from matplotlib.ticker import FixedFormatter
-
-    return FixedFormatter(texts)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from complete_mue.lab.report.curves import Curve
 from complete_mue.lab.report.labels import label
-from complete_mue.lab.report.verdict import Line, judge
+from complete_mue.lab.report.verdict import Line, judge, verdict_line
 
 
 def is_role(hyper: str) -> bool:
@@ -110,8 +110,5 @@ def role_lines(curves: Sequence[Curve], powers: Sequence[Power], unit: str) -> l
             names = ", ".join(label(curve.hyper) for curve in kept)
             text = f"{target} by {rules}: the plan's value held for {len(kept) or 'none'} of {len(group)} roles"
             lines.append(Line("good" if len(kept) == len(group) else "note", f"{text}{': ' if kept else ''}{names}."))
-        for curve in group:
-            if not curve.held:
-                kind = "bad" if curve.status == "missed" else "open"
-                lines.append(Line(kind, f"{target} by {rules}, {label(curve.hyper)}: {curve.says}."))
+        lines += [verdict_line(c, f"{target} by {rules}, {label(c.hyper)}") for c in group if not c.held]
     return lines

@@ -32,6 +32,12 @@ class Progress:
     seeds: int
     seconds: float
 
+    @property
+    def troubles(self) -> list[str]:
+        """What did not finish, in words."""
+        words = {"diverged": self.diverged, "failed": self.failed, "missing": self.missing}
+        return [f"{number} {word}" for word, number in words.items() if number]
+
 
 @dataclass(frozen=True)
 class Scan:
@@ -209,9 +215,7 @@ def scan_of(sweep: StoredSweep, hyper: str) -> Scan:
     for point in sweep.plan.points:
         if point.hyper == hyper:
             groups.setdefault((point.rules, point.target), []).append((point, sweep.outcomes.get(point.id)))
-    places = {target.name: i for i, target in enumerate(sweep.plan.targets)}
-    rules = _rule_order(sweep)
-    order = sorted(groups, key=lambda key: (key[1] != sweep.reference, rules.index(key[0]), places[key[1]]))
+    order = _ordered(sweep, groups)
     found = {key: value_points(groups[key]) for key in order}
     noise = {rules: scan_noise(points for key, points in found.items() if key[0] == rules) for rules, _ in order}
     curves = []
@@ -229,9 +233,12 @@ def _named(points: Iterable[PlannedPoint]) -> str:
     return hashlib.sha256(" ".join(sorted(point.id for point in points)).encode()).hexdigest()[:16]
 
 
-def _rule_order(sweep: StoredSweep) -> list[str]:
-    """That of the reference's own runs first, then as the sweep has them."""
-    return list(dict.fromkeys(p.rules for p in sorted(sweep.plan.points, key=lambda p: p.target != sweep.reference)))
+def _ordered(sweep: StoredSweep, groups: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """(rules, target): the reference, then by rule set, that of the reference's runs first, as the sweep has them."""
+    points = sorted(sweep.plan.points, key=lambda point: point.target != sweep.reference)
+    rules = list(dict.fromkeys(point.rules for point in points))
+    places = {target.name: i for i, target in enumerate(sweep.plan.targets)}
+    return sorted(groups, key=lambda key: (key[1] != sweep.reference, rules.index(key[0]), places[key[1]]))
 
 
 def _judged(curve: Curve, reference: Curve | None, unit: str) -> Curve:
@@ -254,9 +261,7 @@ def _transferred_runs(sweep: StoredSweep, scaling: bool) -> tuple[TransferredRun
     for point in sweep.plan.points:
         if scaling or close(point.value, sweep.tuned[point.hyper]):
             groups.setdefault((point.rules, point.target), {})[point.id] = point
-    rules = _rule_order(sweep)
-    places = {target.name: i for i, target in enumerate(sweep.plan.targets)}
-    order = sorted(groups, key=lambda key: (key[1] != sweep.reference, rules.index(key[0]), places[key[1]]))
+    order = _ordered(sweep, groups)
     found = {
         key: {p.seed: sweep.outcomes[p.id] for p in groups[key].values() if p.id in sweep.outcomes} for key in order
     }

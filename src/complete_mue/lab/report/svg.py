@@ -8,7 +8,7 @@ from html import escape
 from complete_mue.lab.report.pictures import LOOKS, Axis, Dot, Drawn, Panel, Picture, look_of
 
 _WIDTH, _HEIGHT = 420, 310
-_LEFT, _RIGHT, _TOP, _BOTTOM = 54, 10, 24, 46
+_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 10, 24, 46
 _FOCUS_DOTS = 12  # of a line without markers: enough to read it with the keyboard
 
 
@@ -64,7 +64,7 @@ def _axes(x: Axis, y: Axis) -> list[str]:
         f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{_HEIGHT - _BOTTOM}" y2="{_HEIGHT - _BOTTOM}"/>'
         f'<text class="name" x="{(_LEFT + _WIDTH - _RIGHT) / 2}" y="{_HEIGHT - 8}" text-anchor="middle">'
         f"{escape(x.label)}</text>"
-        f'<text class="name" transform="translate(13 {middle}) rotate(-90)" text-anchor="middle">'
+        f'<text class="name" transform="translate(12 {middle}) rotate(-90)" text-anchor="middle">'
         f"{escape(y.label)}</text>"
     )
     return parts

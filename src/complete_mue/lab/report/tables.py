@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from complete_mue.lab.report.curves import Curve
 from complete_mue.lab.report.labels import label, short_count, with_unit
-from complete_mue.lab.report.summary import Scan, Summary, TransferredRun
+from complete_mue.lab.report.summary import Scan, Summary
 from complete_mue.tabular import escaped, markdown_table, terminal_table
 
 if TYPE_CHECKING:
@@ -63,20 +63,44 @@ def tables(summary: Summary) -> tuple[Table, ...]:
 
 def scan_table(summary: Summary, scan: Scan, path: str) -> Table:
     """Optimum, drift, regret and what they mean, per rule set and target."""
-    headings = (
-        "rules", "layout", "optimum", "drift (octaves)", with_unit("regret", summary.unit), "basin", "seed spread",
-        "verdict",
-    )  # fmt: skip
-    rows = tuple(
-        Row(
-            _scan_cells(curve, f"{path}.curves.{j}", curve.target == summary.reference),
-            curve.status,
-            f"{curve.verdict}{_wall(curve)}",
-        )
-        for j, curve in enumerate(scan.curves)
-    )
+
+    def cells(curve: Curve, place: str) -> tuple[Cell, ...]:
+        return _basin_cell(curve, place), (_number(curve.spread, ".4f", f"{place}.spread"),)
+
+    return _curves_table(summary, scan, path, ("basin", "seed spread"), cells, frozenset({5, 6}))
+
+
+def axis_table(summary: Summary, scan: Scan, path: str) -> Table:
+    """The same with the loss at the transferred value and the load variation, for a page of many sweeps."""
+    loads = {(run.rules, run.target): run.load_variation for run in summary.runs}
+
+    def cells(curve: Curve, place: str) -> tuple[Cell, ...]:
+        load = loads.get((curve.rules, curve.target))
+        return loss_cell(curve, place), (Piece("–" if load is None else f"{load:.2f}"),)
+
+    more = (with_unit("loss at the transferred value", summary.unit), "load variation")
+    return _curves_table(summary, scan, path, more, cells)
+
+
+def _curves_table(
+    summary: Summary,
+    scan: Scan,
+    path: str,
+    more: tuple[str, ...],
+    cells: Callable[[Curve, str], tuple[Cell, ...]],
+    wide: frozenset[int] = frozenset(),
+) -> Table:
+    """A row per curve: optimum, drift, regret, ``more`` and the verdict."""
+    headings = ("rules", "layout", "optimum", "drift (octaves)", with_unit("regret", summary.unit), *more, "verdict")
+    rows = []
+    for number, curve in enumerate(scan.curves):
+        place = f"{path}.curves.{number}"
+        rules = "" if curve.target == summary.reference else curve.rules
+        numbers = optimum_cell(curve, place), drift_cell(curve, place), regret_cell(curve, place), *cells(curve, place)
+        row = ((Piece(rules),), (Piece(curve.target),), *numbers, verdict_cell(curve))
+        rows.append(Row(row, curve.status, f"{curve.verdict}{_wall(curve)}"))
     title = f"{label(scan.hyper).capitalize()}: transferred value {scan.tuned:.3g}"
-    return Table(title, headings, frozenset({0, 1, len(headings) - 1}), rows, frozenset({5, 6}))
+    return Table(title, headings, frozenset({0, 1, len(headings) - 1}), tuple(rows), wide)
 
 
 def role_table(summary: Summary) -> Table:
@@ -109,27 +133,12 @@ def _wall(curve: Curve) -> str:
     return f", diverges {curve.optimum.diverges}" if curve.optimum and curve.optimum.diverges else ""
 
 
-def _scan_cells(curve: Curve, path: str, reference: bool) -> tuple[Cell, ...]:
-    best = curve.optimum
-    basin: Cell = (Piece("–"),)
-    if best:
-        basin = (
-            Piece("… " if best.basin.low_open else ""),
-            _number(best.basin.low, ".3g", f"{path}.optimum.basin.low"),
-            Piece(" – "),
-            _number(best.basin.high, ".3g", f"{path}.optimum.basin.high"),
-            Piece(" …" if best.basin.high_open else ""),
-        )
-    return (
-        (Piece("" if reference else curve.rules),),
-        (Piece(curve.target),),
-        optimum_cell(curve, path),
-        drift_cell(curve, path),
-        regret_cell(curve, path),
-        basin,
-        (_number(curve.spread, ".4f", f"{path}.spread"),),
-        verdict_cell(curve),
-    )
+def _basin_cell(curve: Curve, path: str) -> Cell:
+    if curve.optimum is None:
+        return (Piece("–"),)
+    basin, path = curve.optimum.basin, f"{path}.optimum.basin"
+    low, high = _number(basin.low, ".3g", f"{path}.low"), _number(basin.high, ".3g", f"{path}.high")
+    return Piece("… " * basin.low_open), low, Piece(" – "), high, Piece(" …" * basin.high_open)
 
 
 def _bound(curve: Curve) -> str:
@@ -196,7 +205,7 @@ def runs_table(summary: Summary) -> Table:
             (_number(run.load_variation, ".2f", f"{path}.load_variation"),),
         )
         rows.append(Row(cells, "missed" if run.diverged else ""))
-    return Table("At the transferred values", headings, frozenset({0, 1}), tuple(rows))
+    return Table("At the transferred values", headings, frozenset({0, 1}), tuple(rows), frozenset({5}))
 
 
 def _number(value: float | None, form: str, path: str) -> Piece:
@@ -224,33 +233,30 @@ def plain(cell: Cell) -> str:
 
 
 def rich_table(table: Table) -> RichTable:
-    """For the terminal."""
+    """For the terminal, the layouts under their rule set."""
     from rich import box
     from rich.text import Text
 
-    colours = {
-        "held": "green",
-        "flat": "green",
-        "missed": "red",
-        "open": "yellow",
-        "unclear": "yellow",
-        "unfinished": "yellow",
-    }
-    shown = [i for i in range(len(table.headings)) if i not in table.wide]
-    headings = [heading.replace(" (", "\n(") for heading in table.headings]
+    colours = {"held": "green", "flat": "green", "missed": "red"}
+    colours |= dict.fromkeys(("open", "unclear", "unfinished"), "yellow")
+    shown = [i for i in range(1, len(table.headings)) if i not in table.wide]
+    headings = ["\n".join(heading.rsplit(" ", 1)) for heading in table.headings]
     style = {"box": box.SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0)}
     drawn = terminal_table((headings[i] for i in shown), [headings[i] for i in table.left], table.title, **style)
-    drawn.columns[0].no_wrap = True
-    previous = None
+    for column in drawn.columns:
+        column.no_wrap, column.overflow = column.justify == "right", "fold"  # numbers stay whole, names are not cut
+    previous = ""
     for row in table.rows:
         rules = plain(row.cells[0])
-        if previous is not None and rules != previous:
+        if rules != previous:
             drawn.add_section()
-        texts = [plain(row.cells[i]) for i in shown]
-        texts[0] = "" if rules == previous else rules
-        texts[-1] = texts[-1] if row.short is None else row.short
+            drawn.add_row(Text(rules, style="bold"))
         previous = rules
-        drawn.add_row(*map(Text, texts[:-1]), Text(texts[-1], style=colours.get(row.status, "")))
+        first, *texts = (plain(row.cells[i]) for i in shown)
+        texts[-1] = texts[-1] if row.short is None else row.short
+        drawn.add_row(
+            f"  {first}" if rules else first, *map(Text, texts[:-1]), Text(texts[-1], colours.get(row.status, ""))
+        )
     return drawn
 
 
@@ -261,48 +267,24 @@ def markdown(table: Table) -> str:
     return f"**{escaped(table.title)}**\n\n{markdown_table(table.headings, words, rows)}"
 
 
-_COLUMNS: dict[str, Callable[[Curve], object]] = {
-    "hyper": lambda c: c.hyper,
-    "rules": lambda c: c.rules,
-    "layout": lambda c: c.target,
-    "transferred": lambda c: c.transferred,
-    "optimum": lambda c: c.optimum.value if c.optimum else None,
-    "optimum_loss": lambda c: c.optimum.loss if c.optimum else None,
-    "open": lambda c: c.optimum.open if c.optimum else None,
-    "drift": lambda c: c.drift,
-    "drift_error": lambda c: c.drift_error,
-    "regret": lambda c: c.regret,
-    "regret_error": lambda c: c.regret_error,
-    "transferred_loss": lambda c: c.transferred_loss,
-    "spread": lambda c: c.spread,
-    "status": lambda c: c.status,
-}
-_RUN_COLUMNS: dict[str, Callable[[TransferredRun], object]] = {
-    "rules": lambda r: r.rules,
-    "layout": lambda r: r.target,
-    "transferred_loss": lambda r: r.loss,
-    "spread": lambda r: r.spread,
-    "speedup": lambda r: r.speedup_median,
-    "speedup_spread": lambda r: r.speedup_spread,
-    "load_variation": lambda r: r.load_variation,
-    "status": lambda r: "diverged" if r.diverged else "",
-}
+_COLUMNS = (
+    "sweep", "hyper", "rules", "layout", "transferred", "optimum", "optimum_loss", "open", "drift", "drift_error",
+    "regret", "regret_error", "transferred_loss", "spread", "status", "speedup", "speedup_spread", "load_variation",
+)  # fmt: skip
 
 
 def csv_text(summaries: tuple[Summary, ...]) -> str:
     """One line per curve, and one per target at the transferred values (``hyper`` empty), numbers in full."""
-    names = ["sweep", *dict.fromkeys((*_COLUMNS, *_RUN_COLUMNS))]
     out = io.StringIO()
-    writer = csv.DictWriter(out, names, lineterminator="\n")
+    writer = csv.DictWriter(out, _COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     for summary in summaries:
-        writer.writerows({"sweep": summary.name, **row} for row in _records(summary))
+        for record in (curve for scan in summary.scans for curve in scan.curves):
+            best = record.optimum
+            found = {"optimum": best.value, "optimum_loss": best.loss, "open": best.open} if best else {"optimum": None}
+            writer.writerow({**vars(record), "sweep": summary.name, "layout": record.target, **found})
+        for run in summary.runs:
+            named = {"transferred_loss": run.loss, "speedup": run.speedup_median}
+            status = "diverged" if run.diverged else ""
+            writer.writerow({**vars(run), "sweep": summary.name, "layout": run.target, **named, "status": status})
     return out.getvalue()
-
-
-def _records(summary: Summary) -> Iterator[dict[str, object]]:
-    for scan in summary.scans:
-        for curve in scan.curves:
-            yield {name: read(curve) for name, read in _COLUMNS.items()}
-    for run in summary.runs:
-        yield {name: read_run(run) for name, read_run in _RUN_COLUMNS.items()}

@@ -33,6 +33,11 @@ class Line:
     text: str
     about: str = ""
 
+    @property
+    def sign(self) -> str:
+        """Its kind as one character."""
+        return {"good": "✓", "bad": "✗", "open": "○", "note": "·"}[self.kind]
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -78,7 +83,7 @@ def _weigh(drift: float, drift_error: float | None, regret: float, regret_error:
         regret_off and regret - _CLEAR * (regret_error or 0.0) > REGRET_GOAL
     )
     if clear:
-        why = "the basin is flat, so it costs little" if not regret_off else ""
+        why = "the basin is wide, so it costs little" if not regret_off else ""
         return Verdict("missed", f"{numbers}; {why}" if why else numbers, why)
     wide_drift = drift_error is not None and drift_error > DRIFT_GOAL
     wide_regret = regret_error is not None and regret_error > REGRET_GOAL
@@ -177,9 +182,12 @@ def _main_lines(hyper: str, tuned: float, reference: str, group: Sequence[Curve]
     facts = [f"drift at most {max(drifts):.2f} octaves"] if drifts else []
     facts += [f"regret at most {max(curve.regret or 0.0 for curve in held):.4f} {unit}"] if held else []
     first = Line(kind_of(group), f"{text}{': ' if facts else ''}{', '.join(facts)}.")
-    rest = [Line("note", f"{c.target} held, but is flat: it {c.says}.") for c in group if c.status == "flat"]
-    rest += [Line("bad" if c.status == "missed" else "open", f"{c.target}: {c.says}.") for c in group if not c.held]
-    return [first, *rest]
+    return [first, *(verdict_line(curve, curve.target) for curve in group if curve.status != "held")]
+
+
+def verdict_line(curve: Curve, where: str) -> Line:
+    """``64e2a, missed: drift -0.81 octaves, …``."""
+    return Line({"flat": "note", "missed": "bad"}.get(curve.status, "open"), f"{where}, {curve.verdict}: {curve.says}.")
 
 
 def kind_of(group: Sequence[Curve]) -> str:
