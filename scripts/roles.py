@@ -17,11 +17,11 @@ from __future__ import annotations
 import argparse
 import math
 import shlex
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from turns import take_turns, taken
 
 # Eight active and N / a from 1 to 32, and two of 64: scanned first, around where -1/3 expects the optimum.
 FIT = ("64e8a", "256e8a", "8e8a", "64e2a", "128e8a", "32e8a")
@@ -42,7 +42,6 @@ CAUSE = (
 DIFFUSION = Path("docs/results/dit-reference.toml")
 BOTH = ("--rules", "complete_mue", "--rules", "complete_mue_sparse", "--hyper", "lr", "--octaves=-0.1:0.1")
 SEEDS = "4"
-_STAGGER = 15.0  # seconds between starts, so that the next sweep sees what this one is about to run
 
 
 def window(layout: str, exponent: float = -1 / 3, reach: float = 1.5) -> str:
@@ -135,8 +134,7 @@ def commands(given: argparse.Namespace) -> list[list[str]]:
     """All `mue` commands of the chosen sets."""
     common = ["--scale", given.scale, "--seeds", given.seeds]
     common += [part for change in given.set for part in ("--set", change)]
-    common += [part for place in given.known for part in ("--known", str(place))]
-    common += ["--trust-known"] if given.trust_known else []
+    common += taken(given.known, given.trust_known)
     text = ["--set", f"task.source={given.source}"]
     text += ["--reference", str(given.reference)] if given.reference else []
     found = []
@@ -149,36 +147,11 @@ def commands(given: argparse.Namespace) -> list[list[str]]:
     return found
 
 
-def _finished_by_others(command: list[str]) -> list[str]:
-    """Options that take runs from the sweeps beside this one: figures share layouts, and the dense reference."""
+def with_finished(command: list[str]) -> list[str]:
+    """A command that takes runs from the sweeps beside its own: figures share layouts, and the dense reference."""
     own = Path(command[-1])
     others = sorted(place.parent for place in own.parent.glob("*/sweep.json") if place.parent != own)
-    return [part for place in others for part in ("--known", str(place))]
-
-
-def take_turns(waiting: list[list[str]], jobs: int, seconds: float, log: Path) -> int:
-    """Run the commands in order, ``jobs`` at a time, and start none after so many seconds; the number that failed."""
-    began, failed, number = time.monotonic(), 0, 0
-    running: dict[subprocess.Popen[bytes], str] = {}
-    log.mkdir(parents=True, exist_ok=True)
-    while running or (waiting and time.monotonic() - began < seconds):
-        for process in [process for process in running if process.poll() is not None]:
-            text = running.pop(process)
-            failed += process.returncode != 0
-            print(f"{time.monotonic() - began:6.0f} s  exit {process.returncode}  {text}", flush=True)
-        if waiting and len(running) < jobs and time.monotonic() - began < seconds:
-            command = waiting.pop(0)
-            command += _finished_by_others(command)
-            with (log / f"{number:03d}.log").open("wb") as out:
-                started = subprocess.Popen(
-                    [sys.executable, "-m", "complete_mue", *command], stdout=out, stderr=subprocess.STDOUT
-                )
-            running[started] = shlex.join(command[:8])
-            number += 1
-            time.sleep(_STAGGER)
-        else:
-            time.sleep(0.5)
-    return failed
+    return [*command, *taken(others, False)]
 
 
 def main() -> int:
@@ -206,7 +179,8 @@ def main() -> int:
     if given.list:
         print("\n".join(f"mue {shlex.join(command)}" for command in waiting))
         return 0
-    return 1 if take_turns(waiting, given.jobs, given.seconds, given.runs / "logs") else 0
+    logs = given.runs / "logs"
+    return 1 if take_turns(waiting, with_finished, given.jobs, seconds=given.seconds, stagger=15, logs=logs) else 0
 
 
 if __name__ == "__main__":

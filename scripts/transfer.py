@@ -29,12 +29,11 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import subprocess
 import sys
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from turns import mue, take_turns, taken
 
 from complete_mue.lab.paper_figures import FIGURES
 from complete_mue.lab.sweep.request import SweepRequest
@@ -107,7 +106,7 @@ class Evidence:
         """The command that tunes the dense reference."""
         options = (*self._settings(*self.changes), *(TWO if self.task == "dit" else ()))
         return [
-            "tune", self.task, "--scale", self.scale, *options, *_taken(self.known, self.trusted), "--out",
+            "tune", self.task, "--scale", self.scale, *options, *taken(self.known, self.trusted), "--out",
             str(self.reference.parent),
         ]  # fmt: skip
 
@@ -135,7 +134,7 @@ class Evidence:
             tuned, changes = self.longer, tuple(each for each in changes if not each.startswith("budget.steps="))
         return [
             "sweep", APART.get(axis, axis), "--task", self.task, "--scale", self.scale, "--reference", str(tuned),
-            *self._settings(*changes), *options, *_taken((*self.known, *others), self.trusted), "--out", str(own),
+            *self._settings(*changes), *options, *taken((*self.known, *others), self.trusted), "--out", str(own),
         ]  # fmt: skip
 
     def write_longer(self) -> None:
@@ -151,10 +150,6 @@ class Evidence:
 
     def _settings(self, *changes: str) -> list[str]:
         return [part for change in (f"task.source={self.source}", *changes) for part in ("--set", change)]
-
-
-def _taken(places: Sequence[Path], trusted: bool) -> list[str]:
-    return [*(part for place in places for part in ("--known", str(place))), *(["--trust-known"] if trusted else [])]
 
 
 def cost(command: list[str], seen: set[str]) -> tuple[int, int]:
@@ -186,32 +181,6 @@ def cost(command: list[str], seen: set[str]) -> tuple[int, int]:
     new = [point for point in request.sweep().points() if is_longer or point.id not in seen]
     seen |= {point.id for point in new}
     return len(new), sum(point.config.budget.tokens for point in new) * (LONGER if is_longer and not is_tuned else 1)
-
-
-def mue(command: list[str]) -> subprocess.Popen[bytes]:
-    """Start a command, after printing it."""
-    print("mue", shlex.join(command), flush=True)
-    return subprocess.Popen([sys.executable, "-m", "complete_mue", *command])
-
-
-def take_turns(evidence: Evidence, jobs: int) -> int:
-    """Run all sweeps in order, ``jobs`` at a time, of different figures; the number that failed."""
-    waiting, failed = evidence.sweeps(), 0
-    running: dict[str, subprocess.Popen[bytes]] = {}
-    try:
-        while waiting or running:
-            for figure in [figure for figure, process in running.items() if process.poll() is not None]:
-                failed += running.pop(figure).returncode != 0
-            ready = next((entry for entry in waiting if entry[0] not in running), None)
-            if ready is not None and len(running) < jobs:
-                waiting.remove(ready)
-                running[ready[0]] = mue(evidence.command(*ready))
-            else:
-                time.sleep(0.5)
-    finally:
-        for process in running.values():
-            process.terminate()
-    return failed
 
 
 def main() -> int:
@@ -252,7 +221,7 @@ def main() -> int:
         if mue(evidence.tuning()).wait():
             return 1
         evidence.write_longer()
-    return 1 if take_turns(evidence, given.jobs) else 0
+    return 1 if take_turns(evidence.sweeps(), lambda entry: evidence.command(*entry), given.jobs, apart=True) else 0
 
 
 if __name__ == "__main__":

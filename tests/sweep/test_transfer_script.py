@@ -36,7 +36,8 @@ def test_every_sweep_is_one_that_the_command_line_takes(task: str, tmp_path: Pat
     assert commands[0][:2] == ["tune", task]
     reference = tmp_path / f"{task}-tune" / "reference.toml"
     reference.parent.mkdir()
-    reference.write_text((SCRIPT.parents[1] / "examples" / "lm_reference.toml").read_text(encoding="utf-8"))
+    for path in (reference, reference.with_name("longer.toml")):
+        path.write_text((SCRIPT.parents[1] / "examples" / "lm_reference.toml").read_text(encoding="utf-8"))
     for command in commands[1:]:
         result = CliRunner().invoke(app, [*command, "--dry-run"])
         assert result.exit_code == 0, result.output

@@ -1,0 +1,67 @@
+"""Sweeps one after another, some at a time: how the scripts behind the pages of results run their commands."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def taken(places: Sequence[Path], trusted: bool) -> list[str]:
+    """Options of `mue sweep` that take finished runs from these places."""
+    return [*(part for place in places for part in ("--known", str(place))), *(["--trust-known"] if trusted else [])]
+
+
+def mue(command: list[str], log: Path | None = None) -> subprocess.Popen[bytes]:
+    """Start a command, after printing it; what it says goes into the file, if one is given."""
+    print("mue", shlex.join(command), flush=True)
+    whole = [sys.executable, "-m", "complete_mue", *command]
+    if log is None:
+        return subprocess.Popen(whole)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as out:
+        return subprocess.Popen(whole, stdout=out, stderr=subprocess.STDOUT)
+
+
+def take_turns(
+    waiting: Sequence[T], command: Callable[[T], list[str]], jobs: int, *, apart: bool = False,
+    seconds: float = math.inf, stagger: float = 0.0, logs: Path | None = None,
+) -> int:  # fmt: skip
+    """Run commands in order, ``jobs`` at a time, and start none after so many seconds; the number that failed.
+
+    A command is made when its turn comes, so that it can take what others have finished by then, and ends with
+    `--out` and its folder; with ``apart``, no two run in one folder at a time. ``stagger`` seconds between starts let
+    the next sweep see what this one is about to run. ``logs`` is a folder for what the commands say.
+    """
+    began, failed, number, left = time.monotonic(), 0, 0, list(waiting)
+    running: dict[subprocess.Popen[bytes], str] = {}
+    try:
+        while running or (left and time.monotonic() - began < seconds):
+            for process in [process for process in running if process.poll() is not None]:
+                folder = running.pop(process)
+                failed += process.returncode != 0
+                print(f"{time.monotonic() - began:6.0f} s  exit {process.returncode}  {folder}", flush=True)
+            ready = next((one for one in left if not apart or _folder(command(one)) not in running.values()), None)
+            if ready is not None and len(running) < jobs and time.monotonic() - began < seconds:
+                left.remove(ready)
+                made, log = command(ready), logs / f"{number:03d}.log" if logs else None
+                running[mue(made, log)] = _folder(made)
+                number += 1
+                time.sleep(stagger)
+            else:
+                time.sleep(0.5)
+    finally:
+        for process in running:
+            process.terminate()
+    return failed
+
+
+def _folder(command: list[str]) -> str:
+    return command[command.index("--out") + 1]
