@@ -431,7 +431,7 @@ def main() -> int:
     parser.add_argument("--cache", type=Path, help="what each package gave; default: OUT-cache")
     parser.add_argument("--packages", type=Path, default=Path(__file__).with_name("text_packages.txt"))
     parser.add_argument("--tokens-goal", type=float, default=250e6, help="stop gathering at so many, estimated")
-    parser.add_argument("--bytes-per-token", type=float, default=3.65, help="of text like this, by GPT-NeoX's")
+    parser.add_argument("--bytes-per-token", type=float, default=3.7, help="of text like this, by GPT-NeoX's")
     parser.add_argument("--code-share", type=float, default=0.3, help="at most so much of the text is whole .py files")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="gather no longer, then pack")
     given = parser.parse_args()
