@@ -39,6 +39,13 @@ CAUSE = (
     ("256e8a@16,router.score=shuffled", "expert_up", "-2.5:0.5"),
     ("dense,budget.batch_tokens=65536", "dense_up", "-1:1"),
 )
+# Fewer active experts want less at the same N / a. Is it their number, or the narrower block? As wide as the reference
+# with few and with many experts; and dense, half as wide.
+BLOCK = (
+    ("16e2a@64", "expert_up", "-2.5:0.5"),
+    ("128e16a@8", "expert_up", "-2.5:0.5"),
+    ("shape.feed_forward=dense@64", "dense_up", "-1.5:1.5"),
+)
 DIFFUSION = Path("docs/results/dit-reference.toml")
 BOTH = ("--rules", "complete_mue", "--rules", "complete_mue_sparse", "--hyper", "lr", "--octaves=-0.1:0.1")
 SEEDS = "4"
@@ -73,6 +80,12 @@ def scan(target: str, role: str, octaves: str) -> list[str]:
 def cause() -> Iterator[list[str]]:
     """What remains where the cause that is suspected is taken away."""
     for target in CAUSE:
+        yield scan(*target)
+
+
+def block() -> Iterator[list[str]]:
+    """The number of active experts and the width of the block, told apart."""
+    for target in BLOCK:
         yield scan(*target)
 
 
@@ -126,7 +139,7 @@ def conditions() -> Iterator[list[str]]:
 
 SETS = {
     "fit": fit, "probe": probe, "check": check, "decay": decay, "conditions": conditions, "cause": cause,
-    "diffusion": diffusion, "axes": axes, "sizes": sizes, "fresh": fresh,
+    "diffusion": diffusion, "axes": axes, "sizes": sizes, "fresh": fresh, "block": block,
 }  # fmt: skip
 
 
