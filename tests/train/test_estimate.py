@@ -79,3 +79,13 @@ def test_the_docs_table_is_this() -> None:
             f"| `{record['recipe']}` | {row['tokens_per_second']:,.0f} | {100 * row['mfu']:.1f} % | "
             f"{row['reserved_gib']:.1f} | {found.bytes / 2**30:.1f} |"
         )
+
+
+def test_the_share_of_the_peak_counts_messages_too() -> None:
+    """Without messages it is what was given; waiting for tokens takes its part of it."""
+    config = recipe("lm_large")
+    one = estimate(config, 1, Machine(mfu=0.4))
+    assert one.mfu == pytest.approx(0.4)
+    dealt = estimate(override(config, "expert_parallel=8"), 8, Machine(mfu=0.4))
+    assert dealt.mfu == pytest.approx(0.4 * dealt.compute_seconds / dealt.seconds)
+    assert dealt.mfu < 0.4

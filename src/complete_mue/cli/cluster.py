@@ -55,12 +55,18 @@ def cluster_command(
         )
         return
     print(
-        f"{config.name} on {gpu}s at {mfu:.1%} of their peak, experts over {config.expert_parallel} ranks, "
-        f"{config.budget.batch_tokens:,} tokens a step, {rows[0].flops_per_token:.3g} FLOP per token"
+        f"{config.name} on {gpu}s, experts over {config.expert_parallel} ranks\n"
+        f"{config.budget.batch_tokens:,} tokens a step, {rows[0].flops_per_token:.3g} FLOP per token\n"
+        "GiB per rank; seconds of compute, FSDP, tokens to experts, the whole step"
     )
     _table(rows)
     for line in refused:
         print(line)
+    print(
+        f"Assumed: compute at {mfu:.1%} of the peak (--mfu: what you measure on one GPU),\n"
+        f"{link:g} GB/s between the {node} GPUs of a machine, {network:g} GB/s beyond; FSDP's messages\n"
+        "overlap with compute, tokens sent to experts do not, and no rank waits for a\nslower one."
+    )
 
 
 def _numbers(text: str) -> list[int]:
@@ -72,21 +78,16 @@ def _numbers(text: str) -> list[int]:
 
 def _table(rows: list[Any]) -> None:
     from rich.console import Console
-    from rich.table import Table
 
-    columns = (
-        "GPUs", "micro-batches", "states", "gathered", "activations", "GiB per rank", "fits", "FSDP GB", "tokens GB",
-        "compute s", "FSDP s", "tokens s", "step s", "tokens/s", "days",
-    )  # fmt: skip
-    table = Table(box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
+    from complete_mue.tabular import terminal_table
+
+    headings = ("GPUs", "GiB", "fits", "compute", "FSDP", "tokens", "step", "ktok/s", "MFU", "days")
+    table = terminal_table(headings, ())
     for row in rows:
-        memory = [f"{part / 2**30:.1f}" for part in (row.states, row.gathered, row.activations, row.bytes)]
         seconds = (row.compute_seconds, row.fsdp_seconds, row.exchange_seconds, row.seconds)
         table.add_row(
-            str(row.gpus), str(row.micro_batches), *memory, "yes" if row.fits else "no", f"{row.fsdp / 1e9:.1f}",
-            f"{row.exchange / 1e9:.1f}", *(f"{part:.3f}" for part in seconds), f"{row.tokens_per_second:,.0f}",
+            str(row.gpus), f"{row.bytes / 2**30:.1f}", "yes" if row.fits else "no",
+            *(f"{part:.3f}" for part in seconds), f"{row.tokens_per_second / 1e3:,.0f}", f"{row.mfu:.1%}",
             f"{row.seconds * row.steps / 86400:.1f}",
         )  # fmt: skip
-    Console(width=200, highlight=False).print(table)
+    Console(highlight=False).print(table)

@@ -113,6 +113,7 @@ class Estimate:
     batch_tokens: int
     steps: int
     gib: float
+    peak: float  # FLOP/s of one GPU
 
     @property
     def bytes(self) -> float:
@@ -134,6 +135,11 @@ class Estimate:
         """Of all ranks together."""
         return self.batch_tokens / self.seconds
 
+    @property
+    def mfu(self) -> float:
+        """Share of the GPUs' peak over the whole step, messages included."""
+        return self.flops_per_token * self.tokens_per_second / (self.gpus * self.peak)
+
     def memory(self) -> str:
         """Memory per rank in one line."""
         return (
@@ -144,7 +150,7 @@ class Estimate:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, with what follows from it."""
-        names = ("bytes", "fits", "seconds", "tokens_per_second")
+        names = ("bytes", "fits", "seconds", "tokens_per_second", "mfu")
         return {**vars(self), **{name: getattr(self, name) for name in names}}
 
 
@@ -198,7 +204,7 @@ def estimate(config: RunConfig, gpus: int, machine: Machine, task: Task | None =
         exchange=exchange, compute_seconds=compute,
         fsdp_seconds=(parts * (over_all + over_dp) + once) / machine.bandwidth(gpus),
         exchange_seconds=exchange / machine.bandwidth(deal), batch_tokens=config.budget.batch_tokens,
-        steps=config.budget.steps, gib=machine.gib,
+        steps=config.budget.steps, gib=machine.gib, peak=PEAKS[machine.gpu] * 1e12,
     )  # fmt: skip
 
 
