@@ -214,6 +214,7 @@ def test_the_words_above_a_page_of_results_quote_its_figures(page: Path) -> None
     assert_quoted((ROOT / page).read_text(encoding="utf-8").partition(below)[0], below, least=7)
 
 
+@pytest.mark.slow
 def test_the_page_of_update_effects_shows_what_its_script_prints(tmp_path: Path) -> None:
     """From the records beside it: the optimum against alignment, and the table of all roles."""
     records, data = ROOT / "docs/results/update-effect", ROOT / "docs/results"

@@ -25,7 +25,7 @@ def mutated(text: str, dice: random.Random) -> str:
     return text
 
 
-@rounds(2_000, 10_000)
+@rounds(2_000, 4_000)
 def test_layouts(rounds: int) -> None:
     dice = random.Random(1)
     seeds = ["dense", "64e8a", "128e8a4g1s", "dense@512+32e2a@512+16e2a@256"]
@@ -42,7 +42,7 @@ def test_layouts(rounds: int) -> None:
     assert read > rounds / 200  # some mutants are still layouts
 
 
-@rounds(1_000, 10_000)
+@rounds(1_000, 4_000)
 def test_files(root: Path, tmp_path: Path, rounds: int) -> None:
     dice = random.Random(2)
     texts = [path.read_text(encoding="utf-8") for path in sorted((root / "examples").glob("*.toml"))]

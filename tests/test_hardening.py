@@ -38,7 +38,7 @@ from complete_mue.lab.train.trainer import Trainer  # noqa: E402
 from complete_mue.storage import sha256  # noqa: E402
 
 CPU = torch.device("cpu")
-ROUNDS = [pytest.param(100, id="100"), pytest.param(2_000, id="2000", marks=pytest.mark.slow)]
+ROUNDS = [pytest.param(100, id="100"), pytest.param(1_000, id="1000", marks=pytest.mark.slow)]
 JUNK: list[Any] = [
     None, True, -1, 0, 1, 2**63, 10**400, 0.5, -1e308, 1e308, "", "x", "\x00", "../../etc/passwd", "/etc/passwd", [],
     {}, [[]], {"a": 1}, [0] * 50, "9" * 5000, "\ud800", "dense", "8e2a@16", "999999999e8a@16", "single",
