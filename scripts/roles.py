@@ -4,9 +4,9 @@
     python scripts/roles.py DATA --only fit,probe --seconds 540     # start nothing new after nine minutes
     python scripts/roles.py DATA --list                             # the commands alone
 
-DATA is what `mue data prepare` made. Everything resumes: a second start goes on where this one was stopped, and
-``--known`` takes over records that are packed. ``--jobs 3`` keeps three sweeps going, so that some train while others
-compile. At the end:
+DATA is what `mue data prepare` made; the set ``tokens`` reads runs/data/neox, made with its `--tokenizer`. Everything
+resumes: a second start goes on where this one was stopped, and ``--known`` takes over records that are packed.
+``--jobs 3`` keeps three sweeps going, so that some train while others compile. At the end:
 
     mue report RUNS/* --pack docs/results/roles
     mue report docs/results/roles --page docs/results/roles.md
@@ -31,8 +31,11 @@ FRESH = ("256e2a", "16e2a", "512e4a", "32e4a", "128e4a", "512e8a", "1024e8a", "2
 CONDITIONS = (
     "64e8a@16,router.score=softmax", "64e8a2s@16", "64e8a@16,budget.steps=4000", "64e8a@16,shape.depth=16",
     "64e8a@64,shape.width=512", "64e8a@16,budget.steps=8000", "64e8a@16,budget.batch_tokens=65536",
-    "256e8a@16,budget.batch_tokens=65536", "64e8a@16,budget.batch_tokens=262144",
+    "256e8a@16,budget.batch_tokens=65536", "64e8a@16,budget.batch_tokens=4096",
+    "64e8a@16,budget.steps=500,budget.batch_tokens=262144", "64e8a@16,budget.steps=500",
 )  # fmt: skip
+# Text cut into GPT-NeoX tokens instead of bytes: 50,000 more of them, so fewer runs fit into one program.
+TOKENS = "64e8a@16,task.source=runs/data/neox"
 # Without likeness among an expert's tokens; and the dense model's own up projection with as little gradient noise.
 CAUSE = (
     ("64e8a@16,router.score=shuffled", "expert_up", "-2:1"),
@@ -71,9 +74,9 @@ def fresh() -> Iterator[list[str]]:
         yield scan(layout, "expert_up", "-3:0.5" if "-" in window(layout, reach=0) else window(layout))
 
 
-def scan(target: str, role: str, octaves: str) -> list[str]:
+def scan(target: str, role: str, octaves: str, replicas: int = 32) -> list[str]:
     """One role's learning rate on a half-octave grid."""
-    grid = [f"--octaves={octaves}", "--per-octave", "2", "--replicas", "32"]
+    grid = [f"--octaves={octaves}", "--per-octave", "2", "--replicas", str(replicas)]
     return ["roles", "--target", target, "--role", role, *grid]
 
 
@@ -137,9 +140,20 @@ def conditions() -> Iterator[list[str]]:
         yield scan(change, "expert_up", window(change.partition(",")[0], reach=1))
 
 
+def tokens() -> Iterator[list[str]]:
+    """The same on GPT-NeoX tokens."""
+    yield scan(TOKENS, "expert_up", "-2:0", replicas=5)
+
+
+def rivals() -> Iterator[list[str]]:
+    """Other rule sets for MoE at the transferred value."""
+    yield ["activated", "--rules", "dmft_moe", *BOTH[4:]]
+
+
 SETS = {
     "fit": fit, "probe": probe, "check": check, "decay": decay, "conditions": conditions, "cause": cause,
     "diffusion": diffusion, "axes": axes, "sizes": sizes, "fresh": fresh, "block": block,
+    "tokens": tokens, "rivals": rivals,
 }  # fmt: skip
 
 
