@@ -35,7 +35,10 @@ CONDITIONS = (
     "64e8a@16,budget.steps=500,budget.batch_tokens=262144", "64e8a@16,budget.steps=500",
 )  # fmt: skip
 # Text cut into GPT-NeoX tokens instead of bytes: 50,000 more of them, so fewer runs fit into one program.
-TOKENS = "64e8a@16,task.source=runs/data/neox"
+TOKENS = (
+    ("64e8a@16,task.source=runs/data/neox", "expert_up", "-2:0"),
+    ("dense,task.source=runs/data/neox", "dense_up", "-1:1"),
+)
 # Without likeness among an expert's tokens; and the dense model's own up projection with as little gradient noise.
 CAUSE = (
     ("64e8a@16,router.score=shuffled", "expert_up", "-2:1"),
@@ -142,7 +145,8 @@ def conditions() -> Iterator[list[str]]:
 
 def tokens() -> Iterator[list[str]]:
     """The same on GPT-NeoX tokens."""
-    yield scan(TOKENS, "expert_up", "-2:0", replicas=5)
+    for target in TOKENS:
+        yield scan(*target, replicas=5)
 
 
 def rivals() -> Iterator[list[str]]:

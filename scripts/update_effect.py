@@ -38,7 +38,10 @@ from complete_mue.lab.train.trainer import Trainer, pick_device
 from complete_mue.layout.toml_files import read_reference
 from complete_mue.storage import write_json
 
-TARGETS = ("8e8a", "64e8a", "256e8a", "64e2a", "16e2a", "256e2a", "64e8a@16,router.score=shuffled")
+FITTED = ("8e8a", "64e8a", "256e8a", "64e2a", "16e2a", "256e2a", "64e8a@16,router.score=shuffled")
+# Their alignment was predicted from the power fitted to those, and from their optima, before it was measured.
+PREDICTED = ("32e8a", "128e8a", "32e4a", "128e4a", "512e4a", "4e4a", "2e2a")
+TARGETS = (*FITTED, *PREDICTED)
 # A dense model's counterpart of each expert role.
 COUNTERPARTS = {"expert_up": "dense_up", "expert_down": "dense_down"}
 
@@ -106,36 +109,46 @@ def octaves(records: Records, target: str, role: str, what: str) -> tuple[float,
 
 def against_optima(records: Records, pack: Path, out: Path) -> str:
     """Where the loss wants expert_up's lr, against how much its updates agree with its inputs; drawn if possible."""
-    curves = [curve for scan in summarize(pack).scans for curve in scan.curves if curve.hyper == "expert_up.lr"]
-    rows = [
-        (curve.target, found[0], curve.drift, curve.drift_error)
-        for curve in curves
-        if curve.target in records and curve.drift is not None and curve.drift_error
-        if (found := octaves(records, curve.target, "expert_up", "alignment"))
-    ]
-    weight = sum(x * x / e**2 for _, x, _, e in rows)
-    power = sum(x * y / e**2 for _, x, y, e in rows) / weight
-    misfit = sum(((y - power * x) / e) ** 2 for _, x, y, e in rows) / (len(rows) - 1)
+    found = {
+        curve.target: (*align, curve.drift, curve.drift_error)
+        for scan in summarize(pack).scans
+        for curve in scan.curves
+        if curve.hyper == "expert_up.lr" and curve.target in records and curve.drift is not None and curve.drift_error
+        if (align := octaves(records, curve.target, "expert_up", "alignment"))
+    }
+    rows = [(name, x, y, e) for name, (x, _, y, e) in sorted(found.items(), key=lambda row: [*records].index(row[0]))]
+    fitted = [row for row in rows if row[0] not in PREDICTED]
+    weight = sum(x * x / e**2 for _, x, _, e in fitted)
+    power = sum(x * y / e**2 for _, x, y, e in fitted) / weight
+    misfit = _squares(fitted, power) / (len(fitted) - 1)
     error = math.sqrt(max(1.0, misfit) / weight)
     lines = [f"{'target':31} {'alignment/dense':>15} {'optimum':>14} {'power law':>10}"]
     lines += [f"{name:31} {x:+15.2f} {f'{y:+.2f} ± {e:.2f}':>14} {power * x:+10.2f}" for name, x, y, e in rows]
-    lines.append(f"optimum = alignment^({power:.2f} ± {error:.2f}), chi squared per degree of freedom {misfit:.1f}")
+    lines.append(
+        f"the first {len(fitted)}: optimum = alignment^({power:.2f} ± {error:.2f}), "
+        f"chi squared per degree of freedom {misfit:.1f}"
+    )
+    if others := [row for row in rows if row[0] in PREDICTED]:
+        lines.append(f"the others, by the same power: chi squared {_squares(others, power) / len(others):.1f} each")
     if can_plot():
         ends = tuple(Dot(x, power * x, "fit") for x in (0.0, max(x for _, x, _, _ in rows)))
-        plain, shuffled = (
-            tuple(Dot(x, y, name, e) for name, x, y, e in rows if ("shuffled" in name) == wanted)
-            for wanted in (False, True)
-        )
+        kinds: dict[str, list[Dot]] = {"fitted": [], "fitted, routing shuffled": [], "predicted before": []}
+        for name, x, y, e in rows:
+            kind = "predicted before" if name in PREDICTED else "fitted" + ", routing shuffled" * ("shuffled" in name)
+            kinds[kind].append(Dot(x, y, name, e))
         drawn = (
             Drawn(f"alignment^{power:.1f}", 0, ends, markers=False),
-            Drawn("routed by what tokens are", 1, plain, joined=False),
-            Drawn("routing shuffled", 2, shuffled, joined=False),
+            *(Drawn(kind, 1 + k, tuple(dots), joined=False) for k, (kind, dots) in enumerate(kinds.items())),
         )
         panel = Panel("", linear_axis("alignment of expert_up's updates, octaves over dense", [0, 1.2]), drawn)
         y = linear_axis("optimum of expert_up's lr, octaves", [0.5, *(y - e for _, _, y, e in rows)])
         title = "The more an expert's updates agree with its tokens, the smaller its learning rate"
         write_png(Picture("alignment", title, "", y, (panel,), level=0.0), out / "alignment.png")
     return "\n".join(lines)
+
+
+def _squares(rows: list[tuple[str, float, float, float]], power: float) -> float:
+    return sum(((y - power * x) / error) ** 2 for _, x, y, error in rows)
 
 
 def main() -> int:

@@ -25,4 +25,4 @@ class Exponent:
         return f"{self.value} ± {self.error:g}, measured for N/a from {self.low} to {self.high} ({self.source})"
 
 
-EXPERT_UP_LR = Exponent(Fraction(-1, 3), 0.019, 1, 128, "docs/results/roles.md")
+EXPERT_UP_LR = Exponent(Fraction(-1, 3), 0.017, 1, 128, "docs/results/roles.md")

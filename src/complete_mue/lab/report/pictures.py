@@ -146,15 +146,15 @@ def _power_picture(summary: Summary) -> Picture | None:
     panels, heights = [], [0.0]
     for power in summary.powers:
         curves = [c for scan in summary.scans for c in scan.curves if (c.hyper, c.rules) == (power.hyper, power.rules)]
-        found: dict[str, list[Dot]] = {"measured": []}
+        found: dict[str, list[Dot]] = {"layout alone changed": [], "more changed": []}
         for curve in curves:
-            x, name = summary.target(curve.target).x, condition(curve.target) or "measured"
+            x, name = summary.target(curve.target).x, [*found][bool(condition(curve.target))]
             if x is not None and curve.drift is not None:
                 text = f"{curve.target}: {curve.drift:+.2f} octaves from the plan"
-                found.setdefault(name, []).append(Dot(x, curve.drift, text, curve.drift_error))
+                found[name].append(Dot(x, curve.drift, text, curve.drift_error))
         ends = [Dot(x, power.exponent * math.log2(x), "fit") for x in (power.low, power.high)]
         law = Drawn(f"(N/a)^{power.exponent:.2f}", 0, tuple(ends), markers=False)
-        lines = [Drawn(name, 1 + k, tuple(dots), joined=False) for k, (name, dots) in enumerate(found.items())]
+        lines = [Drawn(name, 1 + k, tuple(dots), joined=False) for k, (name, dots) in enumerate(found.items()) if dots]
         places = [dot for dots in found.values() for dot in dots]
         heights += [dot.y + side * (dot.error or 0.0) for dot in places for side in (-1, 1)]
         x_axis = log_axis("experts per active one, N/a", [dot.x for dot in places])
@@ -164,8 +164,8 @@ def _power_picture(summary: Summary) -> Picture | None:
     return Picture(
         key="power",
         title="Where the optimum lies, against sparsity",
-        caption="Octaves from the plan's value, with one standard error; the line is the power law through what was "
-        "measured. Other dots changed more than the layout, as their name says, and took no part in the fit.",
+        caption="Octaves from the plan's value, with one standard error. The line is the power law through the targets "
+        "whose layout alone was changed. The table names the others.",
         y=linear_axis("optimum (octaves from the plan's value)", heights),
         panels=tuple(panels),
         level=0.0,
