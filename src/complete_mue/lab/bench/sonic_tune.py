@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from functools import cache, partial
 from typing import Any
 from unittest.mock import patch
@@ -23,6 +22,7 @@ from unittest.mock import patch
 import torch
 
 _MODULE = "complete_mue.lab.bench.sonic_tune"
+_OPERATORS = ("gemm", "gemm_gated", "gemm_dgated")
 TARGET = {"QUACK_ARCH": "sm_90", "CUTE_DSL_ARCH": "sm_90a"}  # what to compile for, where no GPU says so
 _EXPERTS, _WIDTH, _EXPERT_WIDTH, _TOKENS, _ACTIVE = 4, 256, 128, 64, 2  # of the products' descriptions: any will do
 
@@ -47,7 +47,7 @@ class Product:
 
 
 def products(*, concatenated: bool) -> list[Product]:
-    """Up, down, and backwards the gradients of hidden rows, down, x and up, as the layer calls them, without data.
+    """Up, down, and backwards the gradients of hidden rows, down, x and up, as the layer calls them.
 
     ``concatenated``: with our order of gate and value rows; else with its own, interleaved.
     """
@@ -58,40 +58,43 @@ def products(*, concatenated: bool) -> list[Product]:
 
     def recorder(tuner: Any) -> Any:
         def record(*args: Any, **kwargs: Any) -> torch.Tensor:
-            # Through torch's operators an enum of numbers arrives as its number, and object files are named by it.
-            plain = {name: int(value) if isinstance(value, IntEnum) else value for name, value in kwargs.items()}
-            found.append(Product(tuner, args, plain))
-            return torch.empty(rows, device="meta")
+            found.append(Product(tuner, args, kwargs))
+            return torch.zeros(rows)
 
         return record
 
-    def bare(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
+    def zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype)
 
     rows, both = _TOKENS * _ACTIVE, 2 * _EXPERT_WIDTH
-    x, dy, y, dx_rows = bare(_TOKENS, _WIDTH), bare(_TOKENS, _WIDTH), bare(rows, _WIDTH), bare(rows, _WIDTH)
-    up = bare(_EXPERTS, both, _WIDTH).permute(1, 2, 0)
-    down = bare(_EXPERTS, _WIDTH, _EXPERT_WIDTH).permute(1, 2, 0)
-    hidden, act = bare(rows, both), bare(rows, _EXPERT_WIDTH)
-    offset, index = bare(_EXPERTS + 1, dtype=torch.int32), bare(rows, dtype=torch.int32)
-    score = bare(rows, dtype=torch.float32)
-    names = ("gemm", "gemm_gated", "gemm_dgated")
-    direct = {f"{name}_out": getattr(quack, f"{name}_out")._init_fn for name in names}
-    with patch.multiple(quack, **direct, **{f"{n}_tuned": recorder(getattr(quack, f"{n}_tuned")) for n in names}):
-        forward._up_projection_forward._init_fn(
-            x, up, hidden, act, None, offset, index, "swiglu", concat_layout=concatenated
-        )
-        forward._down_projection_forward._init_fn(down, act, y, None, offset)
-        backward._down_projection_backward_act._init_fn(
+    x, dy, y, dx_rows = zeros(_TOKENS, _WIDTH), zeros(_TOKENS, _WIDTH), zeros(rows, _WIDTH), zeros(rows, _WIDTH)
+    up = zeros(_EXPERTS, both, _WIDTH).permute(1, 2, 0)
+    down = zeros(_EXPERTS, _WIDTH, _EXPERT_WIDTH).permute(1, 2, 0)
+    hidden, act, score = zeros(rows, both), zeros(rows, _EXPERT_WIDTH), zeros(rows, dtype=torch.float32)
+    offset, index = zeros(_EXPERTS + 1, dtype=torch.int32), zeros(rows, dtype=torch.int32)
+    _take_cpu_tensors()
+    with patch.multiple(quack, **{f"{name}_tuned": recorder(getattr(quack, f"{name}_tuned")) for name in _OPERATORS}):
+        forward._up_projection_forward(x, up, hidden, act, None, offset, index, "swiglu", False, concatenated)
+        forward._down_projection_forward(down, act, y, None, offset)
+        backward._down_projection_backward_act(
             dy, hidden, down, torch.empty_like(hidden), torch.empty_like(score), None, None, torch.empty_like(act),
-            score, offset, index, index.long(), "swiglu",
+            score, offset, index, index, "swiglu",
         )  # fmt: skip
-        backward._down_projection_backward_weight._init_fn(dy, act, torch.empty_like(down), offset, index)
-        backward._up_projection_backward_act._init_fn(up, dx_rows, hidden, None, offset, True, concatenated)
-        backward._up_projection_backward_weight._init_fn(
-            x, torch.empty_like(up), hidden, offset, index, True, concatenated
-        )
+        backward._down_projection_backward_weight(dy, act, torch.empty_like(down), offset, index)
+        backward._up_projection_backward_act(up, dx_rows, hidden, None, offset, True, concatenated)
+        backward._up_projection_backward_weight(x, torch.empty_like(up), hidden, offset, index, True, concatenated)
     return found
+
+
+@cache
+def _take_cpu_tensors() -> None:
+    """Open its operators to tensors of the CPU. Object files are named by what arrives behind torch's operators (an
+    enum as its number, or as it was, if it stands at its default), so a product is described through them."""
+    from quack import gemm_interface as quack
+
+    for name in _OPERATORS:
+        operator = getattr(quack, f"{name}_out")
+        operator.register_kernel("cpu")(operator._init_fn)
 
 
 def compile_all(actives: Sequence[int], tokens: int, width: int, *, processes: int, seconds: float) -> None:
@@ -137,7 +140,7 @@ def chosen() -> str:
     names = (("down", "ddown", "dx", "dup"), ("up",), ("dhidden",))
     return ", ".join(
         f"{name} {_words(config.kwargs['config'])}"
-        for of_tuner, tuner in zip(names, _tuners()[:3], strict=True)
+        for of_tuner, tuner in zip(names, _tuners(), strict=True)
         for name, config in zip(of_tuner, tuner.cache.values(), strict=False)
     )
 
@@ -150,7 +153,7 @@ def _words(config: Any) -> str:
 def _tuners() -> tuple[Any, ...]:
     from quack import gemm_interface as quack
 
-    return quack.gemm_tuned, quack.gemm_gated_tuned, quack.gemm_dgated_tuned
+    return tuple(getattr(quack, f"{name}_tuned") for name in _OPERATORS)
 
 
 @cache
