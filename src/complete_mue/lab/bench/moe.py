@@ -117,7 +117,7 @@ def run(
     ``figures`` defaults to the paper's two, on CPU with ``width`` too; ``kernels`` to all, on a GPU without
     ``reference``, whose plain loop needs minutes there. ``each`` is called with all rows
     so far after every shape, so that a run that is cut short leaves what it has; ``known`` is what such a run left,
-    and shapes measured there are not measured again. No shape is begun that would, by the slowest so far, end later
+    and shapes with a time there are not measured again. No shape is begun that would, by the slowest so far, end later
     than ``seconds`` from now.
     """
     began = time.monotonic()
@@ -138,8 +138,8 @@ def run(
         ran = ", ".join(known.machine.values())
         raise KernelError(f"cannot go on with a result of {known.repeats} repeats on {ran}: write to another folder")
     before = () if known is None else known.rows
-    failed = {row.shape for row in before if row.error is not None}
-    rows = [row for row in before if row.shape not in failed]
+    timed = {row.shape for row in before if row.ms is not None}
+    rows = [row for row in before if row.shape in timed]
     if "sonic" in names and any(case.whole_layer for case in todo):
         _compile_peer(todo, torch.device(device), min(seconds / 2, 300.0))
     slowest, left = 0.0, 0
