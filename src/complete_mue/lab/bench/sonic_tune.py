@@ -125,14 +125,15 @@ def all_tilings() -> None:
     They would take two launches of each; products of ten milliseconds differ by less than such a timing.
     """
     import triton
-    from sonicmoe.functional.reduction_over_k_gather import token_gather_sum_kernel
+    from sonicmoe.functional import reduction_over_k_gather as gather
 
     os.environ["QUACK_COMPILE_WORKERS"] = "1"  # `compile_all` has done it
     for tuner, configs in zip(_tuners(), _known_configs(), strict=True):
         tuner.configs = list(configs)
         tuner.cache.clear()
         tuner._do_bench = partial(triton.testing.do_bench, warmup=10, rep=60)
-    token_gather_sum_kernel._do_bench = partial(triton.testing.do_bench, warmup=2, rep=10)
+    gather.token_gather_sum_kernel.configs = gather._get_triton_autotune_configs()
+    gather.token_gather_sum_kernel._do_bench = partial(triton.testing.do_bench, warmup=2, rep=10)
 
 
 def chosen() -> str:
