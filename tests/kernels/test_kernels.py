@@ -10,7 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from complete_mue.errors import KernelError
-from complete_mue.lab.kernels import choose, dispatch, grouped, grouped_cpu, list_kernels, plain_loop, routed_experts
+from complete_mue.lab.kernels import (
+    choose,
+    dispatch,
+    grouped,
+    grouped_cpu,
+    list_kernels,
+    plain_loop,
+    routed_experts,
+    sonic,
+)
 
 # Torch says this once on CPUs without bfloat16 products, and computes all the same.
 pytestmark = [pytest.mark.draws, pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")]
@@ -337,6 +346,8 @@ def test_kernel_equals_reference_on_gpu(kernel: str, shape: str, dtype: torch.dt
         choose(*arguments[:2], kernel=kernel)
     except KernelError as reason:
         pytest.skip(str(reason))
+    if kernel == "sonic":
+        sonic.few_configs()
     exact = everything(plain_loop.routed_experts, [a.double() if a.is_floating_point() else a for a in arguments])
     got = everything(lambda *a: routed_experts(*a, kernel=kernel), arguments)
     assert_same({n: v.double() for n, v in got.items()}, exact, tolerance)

@@ -6,11 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from complete_mue.lab.bench import sonic_tune
 from complete_mue.lab.kernels import plain_loop, sonic
 from complete_mue.lab.kernels.dispatch import unavailable
 
 _probe = torch.empty(1, 128, dtype=torch.bfloat16, device="cuda" if torch.cuda.is_available() else "cpu")
 _reason = unavailable("sonic", _probe, _probe.new_empty(1, 16, 128))
+ON_A_GPU = pytest.mark.skipif(_reason is not None, reason=str(_reason))
 
 
 def test_native_interleaves_gate_and_value() -> None:
@@ -26,7 +28,7 @@ def test_unavailable_names_what_is_missing() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(_reason is not None, reason=str(_reason))
+@ON_A_GPU
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_agrees_with_the_reference(interleaved: bool) -> None:
@@ -55,3 +57,45 @@ def test_agrees_with_the_reference(interleaved: bool) -> None:
     pairs = [(got, y), *((a.grad, b.grad) for a, b in zip(low, exact, strict=True))]
     errors = [((a.double() - b).norm() / b.norm()).item() for a, b in pairs]
     assert max(errors) < 1e-2, errors
+
+
+@pytest.mark.gpu
+@ON_A_GPU
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(("experts", "active"), [(8, 8), (16, 4), (128, 8)])
+def test_the_whole_layer_agrees_with_the_reference(experts: int, active: int) -> None:
+    sonic.few_configs()
+    tokens, width, expert_width = 500, 256, 128
+    x = torch.randn(tokens, width, device="cuda").bfloat16()
+    router = (torch.randn(experts, width, device="cuda") * width**-0.5).bfloat16()
+    up = (torch.randn(experts, 2 * expert_width, width, device="cuda") * width**-0.5).bfloat16()
+    down = (torch.randn(experts, width, expert_width, device="cuda") * expert_width**-0.5).bfloat16()
+    logits = torch.nn.functional.linear(x, router).float()
+    best = torch.cat([logits, logits.new_full((tokens, 1), -torch.inf)], 1).topk(active + 1)
+    clear = best.values[:, active - 1] > best.values[:, active]  # elsewhere two experts tie for the last place
+    grad = torch.randn(tokens, width, device="cuda").bfloat16() * clear[:, None]
+
+    exact = [t.double().requires_grad_() for t in (x, router, up, down)]
+    index = best.indices[:, :active]
+    weight = (exact[0] @ exact[1].mT).gather(1, index).softmax(-1)
+    y = plain_loop.routed_experts(exact[0], exact[2], exact[3], index, weight)
+    y.backward(grad.double())
+    low = [t.clone().requires_grad_() for t in (x, router, up, down)]
+    got = sonic.layer(low[0], low[1], sonic.native(low[2]), low[3], active)
+    got.backward(grad)
+    pairs = [(got * clear[:, None], y * clear[:, None]), *((a.grad, b.grad) for a, b in zip(low, exact, strict=True))]
+    errors = [((a.double() - b).norm() / b.norm()).item() for a, b in pairs]
+    assert max(errors) < 5e-2, errors
+
+
+@pytest.mark.gpu
+@ON_A_GPU
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("concatenated", [False, True])
+def test_six_products_are_found_with_their_tilings(concatenated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in sonic_tune.TARGET.items():
+        monkeypatch.setenv(name, value)
+    sonic_tune.all_tilings()
+    found = sonic_tune.products(concatenated=concatenated)
+    assert [len(product.configs()) for product in found] == [9, 22, 9, 9, 22, 9]
+    assert all(sum(sonic.is_default(c.kwargs["config"]) for c in p.configs()) == 1 for p in found)

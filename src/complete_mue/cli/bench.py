@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +20,11 @@ def bench_moe_command(
     list_: Annotated[bool, typer.Option("--list", help="List the kernels and which of them run here.")] = False,
     figure: Annotated[
         list[str] | None,
-        typer.Option("--figure", metavar="NAME", help="capacity, granularity, width or tiny; repeat for several."),
+        typer.Option(
+            "--figure",
+            metavar="NAME",
+            help="capacity, granularity, width, tiny, layer_experts or layer_active; repeat for several.",
+        ),
     ] = None,
     kernel: Annotated[
         list[str] | None, typer.Option("--kernel", metavar="NAME", help="Only this kernel; repeat for several.")
@@ -30,6 +35,10 @@ def bench_moe_command(
     repeats: Annotated[
         int, typer.Option("--repeats", min=1, help="Timed repeats of each row; the median counts.")
     ] = 10,
+    seconds: Annotated[
+        float | None, typer.Option("--seconds", min=1, help="Begin no shape that would end later.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep the shapes that OUT has.")] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for moe.json and its picture.")] = None,
     draw: Annotated[Path | None, typer.Option("--draw", help="Draw an earlier moe.json; time nothing.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -66,7 +75,9 @@ def bench_moe_command(
         result = BenchResult.read(draw)
     else:
         keep = (lambda so_far: so_far.write(out)) if out else (lambda so_far: None)
-        result = run(figure, device, repeats=repeats, kernels=kernel, each=keep)
+        known = BenchResult.read(out) if resume and out and (out / "moe.json").exists() else None
+        limit = math.inf if seconds is None else seconds
+        result = run(figure, device, repeats=repeats, kernels=kernel, each=keep, seconds=limit, known=known)
     if json:
         print(jsonlib.dumps(result.to_dict(), indent=1))
     else:

@@ -3,13 +3,17 @@
 The paper's two figures at 40,960 tokens, width 4096, bfloat16: capacity (h = 2048, k = 8, more experts) and granularity
 (h k = 16,384, E = 8 k, finer experts). On CPU the shapes shrink, and a third figure widens the experts.
 
-Kernels are timed on the routed part alone, with one routing drawn beforehand, so that all do the same work. The rows
-of one shape are timed in turns, and each row is the median of its repeats; a row that fails says why and ends nothing.
+Kernels are timed on the routed part alone, with one routing drawn beforehand, so that all do the same work. The figures
+``layer_experts`` and ``layer_active`` time whole layers instead, router included: ours, and SonicMoE's own with its own
+tuner. The rows of one shape are timed in turns, and each row is the median of its repeats; a row that fails says why
+and ends nothing.
 """
 
 from __future__ import annotations
 
 import gc
+import math
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,8 +27,9 @@ from rich.progress import track
 from torch import Tensor
 
 from complete_mue.errors import KernelError, nearest
+from complete_mue.lab.bench import sonic_tune
 from complete_mue.lab.bench.machine import machine
-from complete_mue.lab.bench.moe_records import DENSE, DENSE_COMPILED, BenchResult, BenchRow, check_names
+from complete_mue.lab.bench.moe_records import DENSE, DENSE_COMPILED, WHOLE_LAYERS, BenchResult, BenchRow, check_names
 from complete_mue.lab.kernels.dispatch import KERNELS, KernelInfo, kernel_module, list_kernels, unavailable
 from complete_mue.lab.nn.feed_forward import FeedForward
 from complete_mue.layout import FeedForward as FeedForwardSpec
@@ -58,6 +63,15 @@ class Case:
         """Width of the dense block it is compared with."""
         return self.active * self.expert_width
 
+    @property
+    def whole_layer(self) -> bool:
+        """Whether the router is timed too."""
+        return self.figure in WHOLE_LAYERS
+
+    def measured_by(self, row: BenchRow) -> bool:
+        """Whether a row is of this shape and, layer or routed part, of this kind."""
+        return row.shape[1:] == self.shape and (row.figure in WHOLE_LAYERS) == self.whole_layer
+
 
 def cases(figure: str, device: str) -> tuple[Case, ...]:
     """The shapes of a figure: the paper's on a GPU, smaller ones on CPU; ``tiny`` is the same on both."""
@@ -69,6 +83,8 @@ def cases(figure: str, device: str) -> tuple[Case, ...]:
             "width": [(64, 8, h) for h in (16, 32, 64, 128)],
             "capacity": [(experts, 8, 32) for experts in (8, 16, 32, 64, 128)],
             "granularity": [(8 * k, k, 256 // k) for k in (2, 4, 8, 16, 32)],
+            "layer_experts": [(experts, 8, 32) for experts in (32, 8, 128)],
+            "layer_active": [(32, k, 256 // k) for k in (8, 2, 16)],
         }
         tokens, width, dtype = 4096, 128, torch.float32
     else:
@@ -76,6 +92,9 @@ def cases(figure: str, device: str) -> tuple[Case, ...]:
             "width": [(64, 8, h) for h in (256, 512, 1024, 2048)],
             "capacity": [(experts, 8, 2048) for experts in (8, 16, 32, 64, 128, 256)],
             "granularity": [(8 * k, k, 16_384 // k) for k in (2, 4, 8, 16, 32, 64)],
+            # the most telling first, in case the time is up
+            "layer_experts": [(experts, 8, 2048) for experts in (128, 8, 256, 32)],
+            "layer_active": [(128, k, 16_384 // k) for k in (8, 2, 64, 16)],
         }
         tokens, width, dtype = 40_960, 4096, torch.bfloat16
     return tuple(Case(figure, tokens, width, *shape, dtype) for shape in series[figure])
@@ -90,13 +109,18 @@ def run(
     progress: bool = True,
     shapes: Sequence[Case] | None = None,
     each: Callable[[BenchResult], object] = lambda result: None,
+    seconds: float = math.inf,
+    known: BenchResult | None = None,
 ) -> BenchResult:
     """Time every kernel that can run here (or ``kernels``) at every shape of ``figures`` (or at ``shapes``).
 
     ``figures`` defaults to the paper's two, on CPU with ``width`` too; ``kernels`` to all, on a GPU without
     ``reference``, whose plain loop needs minutes there. ``each`` is called with all rows
-    so far after every shape, so that a run that is cut short leaves what it has.
+    so far after every shape, so that a run that is cut short leaves what it has; ``known`` is what such a run left,
+    and shapes with a time there are not measured again. No shape is begun that would, by the slowest so far, end later
+    than ``seconds`` from now.
     """
+    began = time.monotonic()
     check_names((), device)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device.startswith("cuda") and not torch.cuda.is_available():
@@ -109,18 +133,35 @@ def run(
     names = tuple(kernels or (name for name in KERNELS if on_cpu or name != "reference"))
     figures = figures or (("width", "capacity", "granularity") if on_cpu else ("capacity", "granularity"))
     todo = shapes or [case for figure in figures for case in cases(figure, torch.device(device).type)]
-    rows: list[BenchRow] = []
     where = machine(torch.device(device))
+    if known is not None and (known.machine, known.repeats) != (where, repeats):
+        ran = ", ".join(known.machine.values())
+        raise KernelError(f"cannot go on with a result of {known.repeats} repeats on {ran}: write to another folder")
+    before = () if known is None else known.rows
+    timed = {row.shape for row in before if row.ms is not None}
+    rows = [row for row in before if row.shape in timed]
+    if "sonic" in names and any(case.whole_layer for case in todo):
+        _compile_peer(todo, torch.device(device), min(seconds / 2, 300.0))
+    slowest, left = 0.0, 0
     blocks: dict[tuple[object, ...], Callable[..., Tensor]] = {}
     console = Console(stderr=True)
     with _many_compilations():
         for case in track(todo, "timing", console=console, transient=True, disable=not progress):
-            done = [row for row in rows if row.shape[1:] == case.shape]  # two figures may share a shape
-            rows += [replace(row, figure=case.figure) for row in done] or _run_case(
+            done = [row for row in rows if case.measured_by(row)]
+            if any(row.figure == case.figure for row in done):
+                continue
+            start = time.monotonic()
+            if not done and start - began + slowest > seconds:
+                left += 1
+                continue
+            rows += [replace(row, figure=case.figure) for row in done] or _run_case(  # two figures may share a shape
                 case, torch.device(device), repeats, names, kernels is not None, blocks
             )
             _free()
+            slowest = max(slowest, time.monotonic() - start)
             each(BenchResult(tuple(rows), where, repeats))
+    if left:
+        console.print(f"time is up: {left} of {len(todo)} shapes are not measured")
     return BenchResult(tuple(rows), where, repeats)
 
 
@@ -137,6 +178,7 @@ class _Inputs:
     index: Tensor  # [tokens, active]
     weight: Tensor  # [tokens, active]
     dy: Tensor  # [tokens, width]
+    router: Tensor  # [experts, width]
 
     @classmethod
     def draw(cls, case: Case, device: torch.device) -> _Inputs:
@@ -155,6 +197,7 @@ class _Inputs:
             index,
             chosen.softmax(-1).mul_(case.active).requires_grad_(),
             normal(case.tokens, case.width, grad=False),
+            normal(case.experts, case.width, std=case.width**-0.5),
         )
 
 
@@ -165,6 +208,7 @@ class _Candidate:
     name: str
     step: Callable[[], None]
     bytes: int
+    note: Callable[[], str | None] = lambda: None
 
 
 def _candidates(inputs: _Inputs, name: str) -> Iterator[tuple[str, Callable[[], _Candidate]]]:
@@ -190,6 +234,47 @@ def _candidates(inputs: _Inputs, name: str) -> Iterator[tuple[str, Callable[[], 
     if name == "grouped":
         compiled = torch.compile(module.routed_experts, fullgraph=True, dynamic=False)
         yield "grouped, compiled", lambda: candidate("grouped, compiled", compiled, inputs.up)
+
+
+def _layer_candidates(case: Case, inputs: _Inputs, name: str) -> Iterator[tuple[str, Callable[[], _Candidate]]]:
+    """The same for whole layers: ours with the kernel of that name, as it is and compiled; or SonicMoE's own."""
+
+    def candidate(label: str, function: Callable[[Tensor], Tensor], *weights: Tensor) -> _Candidate:
+        leaves = (inputs.x, *weights)
+
+        def step() -> None:
+            torch.autograd.grad(function(inputs.x), leaves, inputs.dy)
+
+        note = sonic_tune.chosen if name == "sonic" else lambda: None
+        return _Candidate(label, step, _bytes(*leaves, inputs.dy), note)
+
+    if name == "sonic":
+        module, label = kernel_module(name), "sonic, tuned"
+
+        def peer() -> _Candidate:
+            sonic_tune.all_tilings()
+            up = module.native(inputs.up.detach()).requires_grad_()
+            weights = (inputs.router, up, inputs.down)
+            return candidate(label, lambda x: module.layer(x, *weights, case.active), *weights)
+
+        yield label, peer
+        return
+    spec = FeedForwardSpec.moe(case.experts, case.active, case.expert_width)
+    layer = FeedForward(spec, case.width, kernel=name, device="meta", dtype=case.dtype)
+    weights = {"router": inputs.router, "expert_up": inputs.up, "expert_down": inputs.down}
+    layer.load_state_dict({key: weight.detach() for key, weight in weights.items()}, assign=True)
+    yield name, lambda: candidate(name, layer, *layer.parameters())
+    compiled = torch.compile(layer, dynamic=False)
+    yield f"{name}, compiled", lambda: candidate(f"{name}, compiled", compiled, *layer.parameters())
+
+
+def _compile_peer(todo: Sequence[Case], device: torch.device, seconds: float) -> None:
+    """All tilings of SonicMoE's products, side by side, where it can run."""
+    probe = torch.empty(1, 128, dtype=torch.bfloat16, device=device)
+    if unavailable("sonic", probe, probe.new_empty(1, 16, 128)) is None:
+        whole = [case for case in todo if case.whole_layer]
+        first, actives = whole[0], [case.active for case in whole]
+        sonic_tune.compile_all(actives, first.tokens, first.width, processes=os.cpu_count() or 1, seconds=seconds)
 
 
 def _dense_candidate(
@@ -223,7 +308,8 @@ def _run_case(
     except RuntimeError as problem:
         return [BenchRow(case.figure, name, *shape, error=_short(problem)) for name in kernels]
     makers: list[tuple[str, Callable[[], _Candidate]]] = [
-        (label, partial(_dense_candidate, case, inputs, label, blocks)) for label in (DENSE, DENSE_COMPILED)
+        (label, partial(_dense_candidate, case, inputs, label, blocks))
+        for label in ((DENSE_COMPILED,) if case.whole_layer else (DENSE, DENSE_COMPILED))
     ]
     rows: list[BenchRow] = []
     for name in kernels:
@@ -231,7 +317,7 @@ def _run_case(
         if reason is not None:
             rows += [BenchRow(case.figure, name, *shape, error=reason)] if forced else []
             continue
-        makers += _candidates(inputs, name)
+        makers += _layer_candidates(case, inputs, name) if case.whole_layer else _candidates(inputs, name)
 
     ready: list[tuple[_Candidate, float | None]] = []
     for label, maker in makers:
@@ -257,7 +343,7 @@ def _run_case(
             continue
         taken = times[candidate.name]
         summary = (statistics.median(taken), min(taken), max(taken))
-        rows.append(BenchRow(case.figure, candidate.name, *shape, *summary, peak_gib=peak))
+        rows.append(BenchRow(case.figure, candidate.name, *shape, *summary, peak_gib=peak, note=candidate.note()))
     return rows
 
 

@@ -32,7 +32,10 @@ FIGURES = {
     "granularity": ("active", "finer experts, E = 8 k"),
     "width": ("expert_width", "wider experts"),
     "tiny": ("experts", "the small sweeps' shapes"),
+    "layer_experts": ("experts", "whole layers, router included"),
+    "layer_active": ("active", "whole layers, finer experts, the same E"),
 }
+WHOLE_LAYERS = ("layer_experts", "layer_active")
 _AXIS_LABEL = {"experts": "experts E", "active": "active experts k", "expert_width": "expert width h"}
 
 
@@ -62,6 +65,7 @@ class BenchRow:
     slowest_ms: float | None = None
     peak_gib: float | None = None
     error: str | None = None
+    note: str | None = None  # what a peer's tuner chose
 
     @property
     def shape(self) -> tuple[str, int, int, int, int, int]:

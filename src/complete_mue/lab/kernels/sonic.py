@@ -38,14 +38,15 @@ def few_configs() -> None:
     from sonicmoe.functional.reduction_over_k_gather import token_gather_sum_kernel
 
     for tuner in (gemm_interface.gemm_tuned, gemm_interface.gemm_gated_tuned, gemm_interface.gemm_dgated_tuned):
-        tuner.configs = [c for c in tuner.configs if _is_default(c.kwargs["config"])]
+        tuner.configs = [c for c in tuner.configs if is_default(c.kwargs["config"])]
     token_gather_sum_kernel.configs = [
         triton.Config({"BLOCK_H": columns, "BLOCK_K": rows}, num_warps=8, num_stages=4)
         for columns, rows in ((4096, 1), (4096, 4), (2048, 8))
     ]
 
 
-def _is_default(config: Any) -> bool:
+def is_default(config: Any) -> bool:
+    """Whether a tiling is the one SonicMoE takes on Hopper without tuning."""
     tile = (config.tile_m, config.tile_n, config.cluster_m, config.cluster_n)
     return tile == (128, 192, 2, 1) and config.pingpong and not config.swap_ab
 
@@ -58,6 +59,21 @@ def routed_experts(x: Tensor, up: Tensor, down: Tensor, index: Tensor, weight: T
 def routed_experts_native(x: Tensor, up: Tensor, down: Tensor, index: Tensor, weight: Tensor) -> Tensor:
     """The same with `up` as `native` gives it: rows gate, value, gate, value, …"""
     return _sonic(x, up, down, index, weight, concatenated=False)
+
+
+def layer(x: Tensor, router: Tensor, up: Tensor, down: Tensor, active: int) -> Tensor:
+    """SonicMoE's whole layer, with its own router: the softmax over the ``active`` best logits.
+
+    x [tokens, width], router [experts, width], `up` as `native` gives it -> [tokens, width]
+    """
+    from sonicmoe import moe_TC_softmax_topk_layer
+    from sonicmoe.enums import ActivationType
+
+    y, _, _ = moe_TC_softmax_topk_layer(
+        x, router, up.permute(1, 2, 0), None, down.permute(1, 2, 0), None, active,
+        torch.cuda.current_stream(x.device).cuda_stream, ActivationType.SWIGLU,
+    )  # fmt: skip
+    return y
 
 
 def _sonic(x: Tensor, up: Tensor, down: Tensor, index: Tensor, weight: Tensor, *, concatenated: bool) -> Tensor:
