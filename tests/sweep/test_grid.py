@@ -19,6 +19,7 @@ from complete_mue.lab.sweep.figures import FIGURES, SCALES, TASKS, base_config, 
 from complete_mue.lab.sweep.grid import Scan, Sweep, Target, fusible
 from complete_mue.lab.sweep.run import enter
 from complete_mue.lab.sweep.sweep_toml import read_sweep_file
+from complete_mue.layout.axes import AXES
 
 
 def small(*scans: Scan, **more: object) -> Sweep:
@@ -88,6 +89,12 @@ def test_every_figure_at_every_scale_is_a_sweep_that_the_report_reads(tmp_path: 
         read = read_sweep(tmp_path / name).plan
         assert [target.name for target in read.targets] == [target.name for target in sweep.targets]
         assert len(read.points) >= len(sweep.points())
+
+
+def test_an_axis_of_a_check_is_a_figure_by_the_same_name() -> None:
+    assert {name: (axis.title, axis.counts) for name, axis in AXES.items()} == {
+        name: (figure.title, figure.axis) for name, figure in FIGURES.items() if name in AXES
+    }
 
 
 def test_a_layout_has_a_place_on_every_axis_of_scaling_that_it_is_on() -> None:

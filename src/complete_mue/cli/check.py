@@ -19,7 +19,11 @@ from complete_mue.rules import CATALOG, DEFAULT_RULES, Rules
 def check_command(
     axis: Annotated[
         list[str] | None,
-        typer.Option("--axis", metavar="AXIS", help="An axis to walk along; repeat for several. Default: all."),
+        typer.Option(
+            "--axis",
+            metavar="AXIS",
+            help="An axis to walk along, named as in `mue sweep`; repeat for several. Default: all.",
+        ),
     ] = None,
     model: Annotated[
         str | None,
@@ -29,7 +33,7 @@ def check_command(
     ] = None,
     layout: Annotated[
         str | None,
-        typer.Option("--layout", help="Layout along width, depth and batch, such as 8e2a. Default: 8e2a1s."),
+        typer.Option("--layout", help="Layout along width, depth and batch_steps, such as 8e2a. Default: 8e2a1s."),
     ] = None,
     rules: Annotated[str, typer.Option("--rules", help=f"Which rule set: {', '.join(CATALOG)}.")] = DEFAULT_RULES,
     steps: Annotated[int, typer.Option("--steps", min=1, help="AdamW steps to take at each point.")] = 4,
@@ -50,7 +54,7 @@ def check_command(
 
     \b
     Examples:
-      mue check --axis width --axis active --out runs/check
+      mue check --axis width --axis activated --out runs/check
       mue check --model my_package.training:build --layout 8e2a
     """
     need_torch("mue check")
