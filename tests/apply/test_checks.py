@@ -305,7 +305,7 @@ def test_without_axes_those_that_can_be_made_are_walked_and_the_others_named() -
     assert left["width"].endswith("give another with layout= (--layout), such as 8e2a")
     assert result.ok
     assert verdict(result).endswith(f"; not walked: {', '.join(left)}")
-    assert f"not walked: active: {left['active']}" in list(tables(result))
+    assert f"not walked: activated: {left['activated']}" in list(tables(result))
 
 
 def test_a_setup_that_can_make_nothing_is_an_error() -> None:
@@ -315,7 +315,7 @@ def test_a_setup_that_can_make_nothing_is_an_error() -> None:
 
 
 def test_an_axis_that_was_asked_for_and_cannot_be_made_is_an_error_with_the_remedy() -> None:
-    with pytest.raises(mue.MueError, match=r"batch: .*dense@16\+8e2a@16.*--layout"):
+    with pytest.raises(mue.MueError, match=r"batch_steps: .*dense@16\+8e2a@16.*--layout"):
         mue.check(mixtral(), "batch_steps")
 
 

@@ -36,7 +36,10 @@ Octaves = Annotated[
     str | None,
     typer.Option("--octaves", metavar="LOW:HIGH", help="Scan from LOW to HIGH octaves instead, such as -2.5:0.5."),
 ]
-PerOctave = Annotated[int, typer.Option("--per-octave", min=1, help="Values per factor of two.")]
+PerOctave = Annotated[
+    int | None,
+    typer.Option("--per-octave", min=1, help="Values per factor of two. Default: 2 of lr from scale small up, else 1."),
+]
 ExecutorName = Annotated[
     str, typer.Option("--executor", help="here, processes, ray or auto (processes on a CPU, here on a GPU).")
 ]
@@ -107,7 +110,7 @@ def sweep_command(
     seeds: Seeds = None,
     span: Span = None,
     octaves: Octaves = None,
-    per_octave: PerOctave = 1,
+    per_octave: PerOctave = None,
     overrides: Overrides = None,
     executor: ExecutorName = "auto",
     workers: Workers = None,
@@ -172,7 +175,7 @@ def tune_command(
     ] = None,
     seeds: Seeds = None,
     span: Span = None,
-    per_octave: PerOctave = 1,
+    per_octave: Annotated[int, typer.Option("--per-octave", min=1, help="Values per factor of two.")] = 1,
     overrides: Overrides = None,
     executor: ExecutorName = "auto",
     workers: Workers = None,
