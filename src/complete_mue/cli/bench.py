@@ -21,26 +21,21 @@ def bench_moe_command(
     figure: Annotated[
         list[str] | None,
         typer.Option(
-            "--figure",
             metavar="NAME",
             help="capacity, granularity, width, tiny, layer_experts or layer_active; repeat for several.",
         ),
     ] = None,
     kernel: Annotated[
-        list[str] | None, typer.Option("--kernel", metavar="NAME", help="Only this kernel; repeat for several.")
+        list[str] | None, typer.Option(metavar="NAME", help="Only this kernel; repeat for several.")
     ] = None,
     device: Annotated[
-        str | None, typer.Option("--device", help="cuda or cpu (smaller shapes). Default: cuda, if there is one.")
+        str | None, typer.Option(help="cuda or cpu (smaller shapes). Default: cuda, if there is one.")
     ] = None,
-    repeats: Annotated[
-        int, typer.Option("--repeats", min=1, help="Timed repeats of each row; the median counts.")
-    ] = 10,
-    seconds: Annotated[
-        float | None, typer.Option("--seconds", min=1, help="Begin no shape that would end later.")
-    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed repeats of each row; the median counts.")] = 10,
+    seconds: Annotated[float | None, typer.Option(min=1, help="Begin no shape that would end later.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Keep the shapes that OUT has.")] = False,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder for moe.json and its picture.")] = None,
-    draw: Annotated[Path | None, typer.Option("--draw", help="Draw an earlier moe.json; time nothing.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for moe.json and its picture.")] = None,
+    draw: Annotated[Path | None, typer.Option(help="Draw an earlier moe.json; time nothing.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Time MoE kernels against a dense block.
@@ -91,21 +86,17 @@ def bench_moe_command(
 
 @bench.command("sweep")
 def bench_sweep_command(
-    layout: Annotated[
-        list[str] | None, typer.Option("--layout", metavar="LAYOUT", help="Default: dense and 64e4a.")
-    ] = None,
+    layout: Annotated[list[str] | None, typer.Option(metavar="LAYOUT", help="Default: dense and 64e4a.")] = None,
     replicas: Annotated[
         list[int] | None,
         typer.Option("--replicas", "-k", min=1, metavar="K", help="Runs in one program. Default: 1 and 9."),
     ] = None,
-    device: Annotated[str, typer.Option("--device", help="cuda, cpu (a smaller model, one thread) or auto.")] = "auto",
-    repeats: Annotated[
-        int, typer.Option("--repeats", min=1, help="Timed intervals of five steps; the median counts.")
-    ] = 8,
+    device: Annotated[str, typer.Option(help="cuda, cpu (a smaller model, one thread) or auto.")] = "auto",
+    repeats: Annotated[int, typer.Option(min=1, help="Timed intervals of five steps; the median counts.")] = 8,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the config, as in `mue train`.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder for sweep.json.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for sweep.json.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Time many runs in one program against one at a time.
@@ -146,12 +137,10 @@ def bench_train_command(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="accumulate=8, budget.batch_tokens=131072, …")
     ] = None,
-    steps: Annotated[
-        int, typer.Option("--steps", min=1, help="With RECIPE: timed steps, after three to warm up.")
-    ] = 20,
-    turns: Annotated[int, typer.Option("--turns", min=1, help="Without RECIPE: turns of ten steps.")] = 12,
-    device: Annotated[str, typer.Option("--device", help="cuda, cpu or auto.")] = "auto",
-    out: Annotated[Path | None, typer.Option("--out", help="Folder for train.json.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="With RECIPE: timed steps, after three to warm up.")] = 20,
+    turns: Annotated[int, typer.Option(min=1, help="Without RECIPE: turns of ten steps.")] = 12,
+    device: Annotated[str, typer.Option(help="cuda, cpu or auto.")] = "auto",
+    out: Annotated[Path | None, typer.Option(help="Folder for train.json.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Time training, or what the trainer itself costs.
