@@ -78,7 +78,7 @@ def test_replaced_and_moved_data(tmp_path: Path) -> None:
 
 def as_before(folder: Path, sweep: Sweep) -> None:
     """Turn a sweep's folder into one of before: ids by path, no word of what the data held."""
-    old = {point.id: point.config.unpinned.fingerprint for point in pinned_sweep(sweep).points()}
+    old = {point.id: point.config.unpinned.fingerprint for point in pinned_sweep(sweep).points}
     plan = json.loads((folder / "sweep.json").read_text())
     plan["points"] = [{**point, "id": old[point["id"]]} for point in plan["points"]]
     (folder / "sweep.json").write_text(json.dumps({**plan, "request": {}}))
@@ -112,7 +112,7 @@ def test_records_of_before_are_taken_over_on_request_alone(tmp_path: Path) -> No
 def test_points_of_drawn_sources_have_the_ids_of_before() -> None:
     config = recipe("dit_tiny")
     sweep = Sweep("t", "T", "a", "tiny", (Target("dense", None, config),), (Scan("lr", (1e-3,)),))
-    assert [point.id for point in pinned_sweep(sweep).points()] == [point.id for point in sweep.points()]
+    assert [point.id for point in pinned_sweep(sweep).points] == [point.id for point in sweep.points]
 
 
 def test_data_that_is_not_here_is_not_taken_on_trust(tmp_path: Path) -> None:

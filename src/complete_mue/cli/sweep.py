@@ -247,7 +247,7 @@ def _already_done(folder: Path, request: dict[str, Any], retry_failed: bool) -> 
 def _describe(sweep: Sweep) -> None:
     from complete_mue.lab.sweep.grid import fusible
 
-    points = sweep.points()
+    points = sweep.points
     tokens = sum(point.config.budget.tokens for point in points)
     shapes = len(list(fusible(points)))
     several = "s" if shapes > 1 else ""

@@ -12,8 +12,8 @@ import queue
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
@@ -173,8 +173,7 @@ class Processes:
     def _spawn(self) -> _Worker:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=_serve, args=(theirs, self._threads), daemon=True)
-        with _environment(OMP_NUM_THREADS=str(self._threads)):
-            process.start()
+        process.start()
         theirs.close()
         return _Worker(process, ours)
 
@@ -189,6 +188,7 @@ class _Worker:
 def _serve(pipe: Connection, threads: int) -> None:
     """A worker process: job after job, until the other end of the pipe is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who runs the sweep
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # read when torch is loaded, which is not yet
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     with suppress(EOFError, OSError):
         while True:
@@ -223,17 +223,3 @@ def performed(job: Job, threads: int | None, tell: Callable[[Advanced], None]) -
         if os.environ.get("MUE_TRACEBACK") and not isinstance(problem, OSError):
             traceback.print_exc()
         return Failed(job.number, failure(problem))
-
-
-@contextmanager
-def _environment(**values: str) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
