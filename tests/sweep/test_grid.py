@@ -16,16 +16,17 @@ pytest.importorskip("torch")
 
 from complete_mue.lab.recipes import recipe
 from complete_mue.lab.records import read_sweep
-from complete_mue.lab.sweep.figures import FIGURES, SCALES, TASKS, base_config, figure, octaves, with_layout
+from complete_mue.lab.sweep.figures import FIGURES, SCALES, TASKS, base_config, figure, octaves
 from complete_mue.lab.sweep.grid import Scan, Sweep, Target, fusible
 from complete_mue.lab.sweep.run import enter
 from complete_mue.lab.sweep.sweep_toml import read_sweep_file
+from complete_mue.lab.train.config import override
 from complete_mue.layout.axes import AXES
 
 
 def small(*scans: Scan, **more: object) -> Sweep:
     config = recipe("lm_tiny")
-    targets = (Target("dense", None, config), with_layout(config, "16e4a", "16e4a@16", 4))
+    targets = (Target("dense", None, config), Target("16e4a", 4, override(config, "shape.feed_forward=16e4a@16")))
     return Sweep("t", "T", "axis", "tiny", targets, scans or (Scan("lr", (1e-3, 2e-3)),), **more)  # type: ignore[arg-type]
 
 

@@ -271,6 +271,6 @@ def _report(folder: Path) -> None:
 
     console = Console(highlight=False, markup=False)
     summary = summarize(folder)
-    written = write_report([summary], folder, lambda path: None)
+    written = write_report([summary], folder)
     show(summary, console)
     print(f"report: {next(path for path in written if path.suffix == '.html')}")
