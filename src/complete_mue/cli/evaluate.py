@@ -29,7 +29,7 @@ def eval_command(
     ] = None,
     tasks: Annotated[str | None, typer.Option(help="Some of the 13, such as mmlu,arc_easy.")] = None,
     shots: Annotated[int, typer.Option(min=0, help="Examples before each question.")] = 5,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many questions of each task.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N questions of each task.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the results. Default: RUN/eval.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     precision: Annotated[str, typer.Option(help="auto (the run's own on CUDA), float32 or bfloat16.")] = "auto",

@@ -65,7 +65,7 @@ def application(folder: Path, names: tuple[str, ...] = ()) -> ASGIApp:
     runs, plans, reads = Runs(folder), CapacityLimiter(4), CapacityLimiter(2)
 
     async def computed(request: Request) -> Response:
-        """A mistake in the form is an answer, too: its text, and the field it is about."""
+        """A mistake in the form is answered as well: with its text, and the field it is about."""
         what = request.scope["path"].removeprefix("/api/")
         query = request.scope["query_string"].decode("ascii", "replace")
         try:
@@ -96,7 +96,7 @@ def application(folder: Path, names: tuple[str, ...] = ()) -> ASGIApp:
 
 
 def serve(folder: Path, host: str, port: int, listening: Callable[[str], None] = lambda url: None) -> None:
-    """Serve until interrupted; ``listening`` hears the address once connections are taken."""
+    """Serve until interrupted; ``listening`` is called with the address once connections are accepted."""
     with bind(host, port) as listener:
         config = uvicorn.Config(
             application(folder, (host,)), http=TimedProtocol, ws="none", lifespan="off", log_level="critical",

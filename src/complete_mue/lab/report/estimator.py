@@ -13,7 +13,7 @@
 6. A value at which a run diverged is a wall. The window ends there, and a best value beside it is not open.
 7. Beside a wall, and where the parabola has no minimum in the window (a flat basin), the best value stands in as well,
    and its error counts the optimum as anywhere in the window.
-8. Noise is how the runs in the window scatter around the parabola and their seeds' levels. A few seeds tell it badly,
+8. Noise is how the runs in the window scatter around the parabola and their seeds' levels. Few seeds tell little of it,
    so it is averaged with that of all curves of the scan by the same rules: its own variance counts by its degrees of
    freedom, theirs as six.
 9. Errors are a bootstrap: noise is added to the means a thousand times, its variance drawn as Student's t has it, and
@@ -83,7 +83,7 @@ class Optimum:
 
 @dataclass(frozen=True)
 class Noise:
-    """The variance of one run's loss, and the degrees of freedom that tell it."""
+    """The variance of one run's loss, and the degrees of freedom it rests on."""
 
     variance: float
     freedom: int
@@ -261,7 +261,7 @@ def _levels(runs: Runs) -> Array:
 
 
 def _best(means: Array) -> NDArray[np.intp]:
-    """The lowest of each row; of equals, the one amid the grid."""
+    """The lowest of each row; of equals, the one nearest the grid's middle."""
     order = np.argsort(np.abs(np.arange(means.shape[1]) - (means.shape[1] - 1) / 2), kind="stable")
     return order[np.nanargmin(means[:, order], axis=1)]
 

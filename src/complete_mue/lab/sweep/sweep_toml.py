@@ -1,4 +1,4 @@
-"""A sweep of one's own, as a TOML file: a recipe, targets as overrides of it, and what to scan.
+"""A sweep of your own, as a TOML file: a recipe, targets as overrides of it, and what to scan.
 
 name = "mine"
 recipe = "lm_tiny"                          # the dense reference
