@@ -57,6 +57,7 @@ LR = ("--hyper", "lr")
 PAPER = "complete_mue"  # the paper's rules; ours beyond it are on the page of roles
 TWO = ("--seeds", "2")  # where runs are dear or many; else the scale's three
 DEAR = {"lm": ("width", "large_batch"), "dit": ("activated", "capacity", "width")}
+COARSE = ("--per-octave", "1")  # recorded in whole octaves
 HALF = ("--octaves=-1.5:1", "--per-octave", "2")  # where the optimum is sought, and not only that it is near
 HALVES = {
     "lm": ("duration", "shared_instead", "ffn_width_moe", "batch_steps_moe", "batch_tokens_moe", "depth", "softmax"),
@@ -72,7 +73,7 @@ OWN = {
     "activated": LR,
 }
 # Their optima may lie far from the transferred value: a wider scan.
-OTHERS = ("--rules", "sp", "--rules", "mup", "--rules", "mup_moe", "--span", "3", *TWO)
+OTHERS = ("--rules", "sp", "--rules", "mup", "--rules", "mup_moe", "--span", "3", *COARSE, *TWO)
 LONGER = 4  # times the steps of `decay_long`
 
 
@@ -116,7 +117,7 @@ class Evidence:
         """Every sweep's folder and its own options, most important first."""
         found: list[tuple[str, tuple[str, ...]]] = []
         for axis in self.figures:
-            options = (*OWN.get(axis, ()), *(HALF if axis in HALVES[self.task] else ()))
+            options = (*OWN.get(axis, ()), *(HALF if axis in HALVES[self.task] else COARSE))
             options += TWO if axis in DEAR[self.task] else ()
             found.append((axis if axis in (*FIGURES, *APART) else "activated", options))
         if self.task == "lm":
@@ -168,7 +169,7 @@ def cost(command: list[str], seen: set[str]) -> tuple[int, int]:
         "--octaves": str,
         "--out": Path,
     }.items():
-        parser.add_argument(name, type=kind, default=1 if name == "--per-octave" else None)
+        parser.add_argument(name, type=kind)
     for name in ("--rules", "--hyper", "--set", "--known"):
         parser.add_argument(name, action="append")
     parser.add_argument("--trust-known", action="store_true")
