@@ -132,7 +132,7 @@ def cache_features(
             refuse_other_request(out, done.asked, asked)
             return done
         shards = _finished(out, asked)
-        meter.start("encoding")
+        meter.begin("encoding")
         encode = _Encode(source, images, text, text_length, STORED[store], batch, meter)
         while (first := sum(shard.items for shard in shards)) < total:
             numbers = np.arange(first, min(first + shard_items, total))
@@ -169,8 +169,7 @@ class _Encode:
         else:
             text, lengths = self.text.encode(self.source.captions(numbers), self.text_length)
             text = self._stored(text, "text features")
-        self.meter.at(int(numbers[-1]) + 1)
-        self.meter.tokens(len(numbers))
+        self.meter.at(int(numbers[-1]) + 1, len(numbers))
         return {
             "images": self._stored(pictures, "latents"), "text": text.cpu(), "lengths": lengths.to(torch.int32).cpu(),
         }  # fmt: skip

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,42 +30,13 @@ _CANNOT_ENCODE = "the tokenizer cannot encode this text; give one that knows eve
 Encoded = tuple[NDArray[np.int64], NDArray[np.uint32]]
 
 
-class Tokenizer(Protocol):
-    """What preparing, sampling and generating need of a tokenizer."""
-
-    @property
-    def name(self) -> str:
-        """How the user called it."""
-
-    @property
-    def sha256(self) -> str:
-        """Checksum of what decides the ids."""
-
-    @property
-    def vocab(self) -> int:
-        """Largest id + 1."""
-
-    @property
-    def end_of_text(self) -> int:
-        """The id that ends every document."""
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of a text, without an end."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids; ends of text are left out."""
-
-    def documents(self, texts: Sequence[bytes]) -> Encoded:
-        """Documents one after another, each with its end: (tokens of each, all tokens)."""
-
-
 @dataclass(frozen=True)
 class ByteTokenizer:
     """UTF-8 bytes are the ids; 256 ends a document."""
 
     name: str = BYTES
-    sha256: str = hashlib.sha256(b"complete_mue bytes, end of text 256").hexdigest()
-    vocab: int = END_OF_TEXT + 1
+    sha256: str = hashlib.sha256(b"complete_mue bytes, end of text 256").hexdigest()  # of what decides the ids
+    vocab: int = END_OF_TEXT + 1  # largest id + 1
     end_of_text: int = END_OF_TEXT
 
     def encode(self, text: str) -> list[int]:
@@ -77,7 +48,7 @@ class ByteTokenizer:
         return bytes(i for i in ids if 0 <= i < END_OF_TEXT).decode("utf-8", errors="replace")
 
     def documents(self, texts: Sequence[bytes]) -> Encoded:
-        """All bytes at once, then the ends at the cumulated places."""
+        """Documents one after another, each with its end: (tokens of each, all tokens)."""
         lengths = np.fromiter((len(text) + 1 for text in texts), np.int64, len(texts))
         tokens = np.frombuffer(b"\0".join([*texts, b""]), np.uint8).astype(np.uint32)
         tokens[np.cumsum(lengths) - 1] = END_OF_TEXT
@@ -161,6 +132,9 @@ class JsonTokenizer:
         parts = [np.array([*one.ids, self.end_of_text], np.uint32) for one in encoded]
         lengths = np.fromiter((len(part) for part in parts), np.int64, len(parts))
         return lengths, np.concatenate(parts) if parts else np.zeros(0, np.uint32)
+
+
+Tokenizer = ByteTokenizer | JsonTokenizer
 
 
 def load_tokenizer(name: str | Path, *, end_of_text: str | None = None) -> Tokenizer:

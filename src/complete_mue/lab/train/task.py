@@ -7,7 +7,6 @@ import dataclasses
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from complete_mue.errors import RunError
-from complete_mue.lab.data import StandardLibrary, TextData
 from complete_mue.lab.data.pictures import open_pictures
+from complete_mue.lab.data.text import open_text
 from complete_mue.lab.models import DiffusionTransformer, LanguageModel
 from complete_mue.lab.nn.router import Routing
 from complete_mue.lab.train.config import PictureTask, RunConfig, TextTask
@@ -111,7 +110,7 @@ def _text(
         "rank": ranks.rank,
         "world": ranks.world,
     }
-    data = StandardLibrary(**options) if task.source == "stdlib" else TextData(Path(task.source), **options)
+    data = open_text(task.source, **options)
     vocab = data.vocab
     with _on(device):
         model = LanguageModel(
