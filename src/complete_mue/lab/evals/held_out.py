@@ -55,8 +55,7 @@ def held_out_loss(config: RunConfig, scorer: Scorer, tick: Tick) -> HeldOut:
         tokens = data.at(np.arange(first, min(first + at_once, data.windows)))
         size += sum(len(scorer.tokenizer.decode(row[1:]).encode("utf-8")) for row in tokens.tolist())
         tokens = tokens.to(scorer.device)
-        with torch.autocast(scorer.device.type, torch.bfloat16, enabled=scorer.precision == "bfloat16"):
-            logits = scorer.model(tokens[:, :-1])
+        logits = scorer.forward(tokens[:, :-1])
         losses += [float(next_token_loss(row[None], text[None])) for row, text in zip(logits, tokens, strict=True)]
         tick(len(losses), data.windows)
     mean = sum(losses) / len(losses)
