@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from complete_mue.errors import FileError, MueError
-from complete_mue.lab.data.extras import need
+from complete_mue.errors import FileError
+from complete_mue.lab.data.extras import loading, need
 
 BYTES = "bytes"
 END_OF_TEXT = 256
@@ -150,14 +150,7 @@ def load_tokenizer(name: str | Path, *, end_of_text: str | None = None) -> Token
         return JsonTokenizer(path.expanduser(), end_of_text=end_of_text)
     hub = need("huggingface_hub", f"the tokenizer {str(name)!r} from the hub")
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries; ours is the one line that counts
-    try:
+    advice = 'give "bytes", the path of a tokenizer.json, or a hub name such as EleutherAI/gpt-neox-20b'
+    with loading(f"tokenizer {str(name)!r}: no such file here, and from the hub it", advice):
         file = hub.hf_hub_download(str(name), "tokenizer.json")
-    except MueError:
-        raise
-    except Exception as problem:  # network, cache, names: many kinds
-        reason = (str(problem).strip() or type(problem).__name__).splitlines()[0]
-        raise FileError(
-            f"tokenizer {str(name)!r}: no such file here, and it cannot be fetched from the hub ({reason}); "
-            'give "bytes", the path of a tokenizer.json, or a hub name such as EleutherAI/gpt-neox-20b'
-        ) from None
     return JsonTokenizer(file, name=str(name), end_of_text=end_of_text)
