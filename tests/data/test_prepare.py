@@ -18,8 +18,11 @@ import numpy as np
 import pytest
 
 from complete_mue.errors import FileError, MueError, RunError, ShapeError
-from complete_mue.lab.data import ByteTokenizer, HubDataset, JsonTokenizer, Manifest, describe, load_tokenizer, prepare
+from complete_mue.lab.data import describe, prepare
+from complete_mue.lab.data.documents import HubDataset
 from complete_mue.lab.data.extras import need
+from complete_mue.lab.data.manifest import Manifest
+from complete_mue.lab.data.tokenizers import ByteTokenizer, JsonTokenizer, load_tokenizer
 from complete_mue.storage import sha256
 
 SEPARATOR = "\n\n\n"

@@ -17,7 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from complete_mue.errors import FileError, MueError, RunError
-from complete_mue.lab.data import ByteTokenizer, Manifest, StandardLibrary, TextData, describe, prepare
+from complete_mue.lab.data import StandardLibrary, TextData, describe, prepare
+from complete_mue.lab.data.manifest import Manifest
+from complete_mue.lab.data.standard_library import LARGEST
+from complete_mue.lab.data.tokenizers import ByteTokenizer
 
 SEPARATOR = "\n\n\n"
 
@@ -201,7 +204,7 @@ def test_any_bytes_as_a_manifest_are_named(tmp_path: Path, content: bytes) -> No
 def test_the_standard_library_is_text_at_hand() -> None:
     data = StandardLibrary(sequence=128, rows=8)
     assert data.vocab == 257
-    assert 1_000_000 < data.tokens < 2 * StandardLibrary.LARGEST
+    assert 1_000_000 < data.tokens < 2 * LARGEST
     assert data.batch(0).shape == (8, 129)
     text = ByteTokenizer().decode(data.at(np.arange(200))[:, :-1].flatten().tolist())
     assert "import " in text

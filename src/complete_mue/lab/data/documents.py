@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from complete_mue.errors import FileError, nearest
-from complete_mue.lab.data.extras import loading, need
+from complete_mue.lab.data.extras import in_our_words, need
 from complete_mue.lab.data.text_files import PACKED, json_lines, unpacked
 from complete_mue.storage import sha256
 
@@ -51,7 +51,7 @@ class HubDataset:
         """The ``datasets.Dataset``."""
         library = need("datasets", f"the source {self}")
         folder = Path(self.path)
-        with loading(str(self)):
+        with in_our_words(f"{self}: cannot be loaded"):
             if not (folder / "dataset_dict.json").is_file() and not (folder / "state.json").is_file():
                 return library.load_dataset(self.path, self.config, split=self.split)
             loaded = library.load_from_disk(self.path)

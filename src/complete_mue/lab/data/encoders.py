@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from complete_mue.errors import FileError, ShapeError
-from complete_mue.lab.data.extras import loading, need
+from complete_mue.lab.data.extras import in_our_words, need
 
 _ADVICE = "give a local folder with config.json and .safetensors weights, or a name on the hub"
 
@@ -40,7 +40,7 @@ class Autoencoder:
     def load(cls, name: str | Path, *, device: str | torch.device = "cpu") -> Autoencoder:
         """From a local folder or the hub."""
         library = need("diffusers", f"the autoencoder {str(name)!r}")
-        with loading(f"autoencoder {str(name)!r}", _ADVICE):
+        with in_our_words(f"autoencoder {str(name)!r}: cannot be loaded", _ADVICE):
             module = library.AutoModel.from_pretrained(str(name), use_safetensors=True)
         if not hasattr(module, "encode") or not hasattr(module, "decode"):
             raise FileError(f"autoencoder {str(name)!r}: a {type(module).__name__} has no encode and decode")
@@ -96,7 +96,7 @@ class TextEncoder:
     def load(cls, name: str | Path, *, device: str | torch.device = "cpu") -> TextEncoder:
         """From a local folder or the hub: an encoder such as T5 or CLIP, or any model with hidden states."""
         library = need("transformers", f"the text encoder {str(name)!r}")
-        with loading(f"text encoder {str(name)!r}", _ADVICE):
+        with in_our_words(f"text encoder {str(name)!r}: cannot be loaded", _ADVICE):
             config = library.AutoConfig.from_pretrained(str(name))
             known = type(config) in library.MODEL_FOR_TEXT_ENCODING_MAPPING
             kind = library.AutoModelForTextEncoding if known else library.AutoModel

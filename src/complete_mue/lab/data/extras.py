@@ -20,14 +20,12 @@ def need(module: str, purpose: str) -> ModuleType:
 
 
 @contextmanager
-def loading(what: str, advice: str = "") -> Iterator[None]:
-    """Whatever a library raises while it loads (network, names, formats: many kinds) is one error of one line."""
+def in_our_words(what: str, advice: str = "") -> Iterator[None]:
+    """Whatever a library raises (network, names, formats; the panic of a Rust part is no Exception) as one line."""
     try:
         yield
-    except MueError:
+    except (MueError, KeyboardInterrupt, SystemExit):
         raise
-    except Exception as problem:
-        reason = (str(problem).strip() or type(problem).__name__).splitlines()[0]
-        raise FileError(
-            f"{what}: cannot be loaded ({type(problem).__name__}: {reason}){advice and '; '}{advice}"
-        ) from None
+    except BaseException as problem:
+        reason = (str(problem).strip() or "no reason given").splitlines()[0]
+        raise FileError(f"{what} ({type(problem).__name__}: {reason}){advice and '; '}{advice}") from None

@@ -21,7 +21,7 @@ from complete_mue.errors import FileError, RunError, ShapeError
 from complete_mue.lab.data.file_parts import OpenFiles
 from complete_mue.lab.data.item_order import Order, Sampling
 from complete_mue.lab.data.manifest import ITEM_SIZE, Manifest
-from complete_mue.lab.data.standard_library import LARGEST, library_texts
+from complete_mue.lab.data.standard_library import library_texts
 from complete_mue.lab.data.tokenizers import END_OF_TEXT, ByteTokenizer
 from complete_mue.layout.numbers import count
 
@@ -115,11 +115,9 @@ class TextData(Windows):
 class StandardLibrary(Windows):
     """The sources of Python's own standard library as byte tokens: text that is on every machine.
 
-    The same for a given Python version: only modules of the standard library, in an order drawn from their names, at
-    most ``LARGEST`` bytes. The last twentieth of the files is the split ``held_out``.
+    The same for a given Python version: only modules of the standard library, in an order drawn from their names, up
+    to 20 MB. The last twentieth of the files is the split ``held_out``.
     """
-
-    LARGEST = LARGEST
 
     def __init__(self, *, sequence: int, rows: int, split: str = "train", **order: Unpack[Order]) -> None:
         if split not in ("train", "held_out"):

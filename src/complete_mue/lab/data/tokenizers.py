@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from complete_mue.errors import FileError
-from complete_mue.lab.data.extras import loading, need
+from complete_mue.lab.data.extras import in_our_words, need
 
 BYTES = "bytes"
 END_OF_TEXT = 256
@@ -55,17 +54,6 @@ class ByteTokenizer:
         return lengths, tokens
 
 
-@contextmanager
-def _library(what: str) -> Iterator[None]:
-    """Its errors in our words. It raises plain Exception; a panic of its Rust part is not even that."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as problem:
-        raise FileError(f"{what} ({' '.join(str(problem).split())})") from None
-
-
 class JsonTokenizer:
     """A Hugging Face ``tokenizer.json``, by the ``tokenizers`` library.
 
@@ -81,7 +69,7 @@ class JsonTokenizer:
         except OSError as problem:
             raise FileError(f"{path}: {problem.strerror or problem}; give the path of a tokenizer.json") from None
         library = need("tokenizers", f"the tokenizer {path}")
-        with _library(f"{path}: not a Hugging Face tokenizer.json"):
+        with in_our_words(f"{path}: not a Hugging Face tokenizer.json"):
             self._tokenizer: Any = library.Tokenizer.from_str(self.content.decode("utf-8"))
         self.dropout: float = getattr(self._tokenizer.model, "dropout", None) or 0.0
         if self.dropout:
@@ -116,18 +104,18 @@ class JsonTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text, without special tokens."""
-        with _library(f"{self.name}: {_CANNOT_ENCODE}"):
+        with in_our_words(f"{self.name}: {_CANNOT_ENCODE}"):
             return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens left out."""
-        with _library(f"{self.name}: the tokenizer cannot turn ids into text"):
+        with in_our_words(f"{self.name}: the tokenizer cannot turn ids into text"):
             return str(self._tokenizer.decode([int(i) for i in ids if 0 <= i < self.vocab], skip_special_tokens=True))
 
     def documents(self, texts: Sequence[bytes]) -> Encoded:
         """One batch through the library, ends appended."""
         decoded = [text.decode("utf-8") for text in texts]
-        with _library(f"{self.name}: {_CANNOT_ENCODE}"):
+        with in_our_words(f"{self.name}: {_CANNOT_ENCODE}"):
             encoded = self._tokenizer.encode_batch_fast(decoded, add_special_tokens=False)
         parts = [np.array([*one.ids, self.end_of_text], np.uint32) for one in encoded]
         lengths = np.fromiter((len(part) for part in parts), np.int64, len(parts))
@@ -151,6 +139,6 @@ def load_tokenizer(name: str | Path, *, end_of_text: str | None = None) -> Token
     hub = need("huggingface_hub", f"the tokenizer {str(name)!r} from the hub")
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries; ours is the one line that counts
     advice = 'give "bytes", the path of a tokenizer.json, or a hub name such as EleutherAI/gpt-neox-20b'
-    with loading(f"tokenizer {str(name)!r}: no such file here, and from the hub it", advice):
+    with in_our_words(f"tokenizer {str(name)!r}: no such file here, and it cannot be fetched from the hub", advice):
         file = hub.hf_hub_download(str(name), "tokenizer.json")
     return JsonTokenizer(file, name=str(name), end_of_text=end_of_text)

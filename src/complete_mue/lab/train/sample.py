@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from complete_mue.errors import MueError, RunError
-from complete_mue.lab.data import ByteTokenizer, caption_tokens
+from complete_mue.lab.data.batches import caption_tokens
 from complete_mue.lab.data.digest import tokenizer_identity
 from complete_mue.lab.data.encoders import Autoencoder, TextEncoder, fingerprint
 from complete_mue.lab.data.features import FeatureManifest
 from complete_mue.lab.data.manifest import Manifest
 from complete_mue.lab.data.pictures import open_pictures
 from complete_mue.lab.data.shard_folder import holds_features
-from complete_mue.lab.data.tokenizers import Tokenizer
+from complete_mue.lab.data.tokenizers import ByteTokenizer, Tokenizer
 from complete_mue.lab.models.dit import DiffusionTransformer
 from complete_mue.lab.models.flow_sampling import sample
 from complete_mue.lab.models.lm import LanguageModel
