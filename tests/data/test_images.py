@@ -113,7 +113,9 @@ def dataset(tmp_path: Path) -> HubImages:
     return HubImages(tmp_path / "saved")
 
 
-@pytest.mark.parametrize("make", [folder_beside, folder_listed, tars, arrays, dataset])
+@pytest.mark.parametrize(
+    "make", [folder_beside, folder_listed, tars, arrays, pytest.param(dataset, marks=pytest.mark.tools)]
+)
 def test_every_picture_once_with_its_own_caption(tmp_path: Path, make: Callable[[Path], Any]) -> None:
     collection = make(tmp_path)
     ranks = [ImageData(collection, size=SIZE, rows=6, text_length=16, rank=rank, world=2) for rank in range(2)]
@@ -296,6 +298,7 @@ def test_arrays_that_would_unpack_to_too_much_are_refused(tmp_path: Path, monkey
         ImageArrays(tmp_path / "a.npz")
 
 
+@pytest.mark.tools
 def test_dataset_columns_are_named(tmp_path: Path) -> None:
     dataset(tmp_path)
     with pytest.raises(FileError, match=r"'caption'.*image, text.*caption_"):

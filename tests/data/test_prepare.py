@@ -96,6 +96,7 @@ def test_json_lines(tmp_path: Path, texts: list[str]) -> None:
     assert read_back(tmp_path / "out") == texts
 
 
+@pytest.mark.tools
 def test_parquet(tmp_path: Path, texts: list[str]) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     parquet.write_table(arrow.table({"text": texts, "n": range(200)}), tmp_path / "a.parquet", row_group_size=64)
@@ -108,6 +109,7 @@ def test_parquet(tmp_path: Path, texts: list[str]) -> None:
         quiet(tmp_path / "bad.parquet", tmp_path / "other")
 
 
+@pytest.mark.tools
 def test_hugging_face_datasets(tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
