@@ -118,7 +118,7 @@ def sizes() -> Iterator[list[str]]:
 def probe() -> Iterator[list[str]]:
     """Every role of one sparse layout and of the dense reference."""
     for layout in ("64e2a", "dense"):
-        yield ["roles", "--target", layout, "--replicas", "33"]
+        yield ["roles", "--target", layout, "--per-octave", "1", "--replicas", "33"]
 
 
 def check() -> Iterator[list[str]]:

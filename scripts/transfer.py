@@ -3,6 +3,7 @@
     python scripts/transfer.py DATA                          # language, on text that `mue data prepare` made
     python scripts/transfer.py scenes --task dit             # diffusion, on procedural scenes
     python scripts/transfer.py DATA --only activated,width   # some figures
+    python scripts/transfer.py DATA --seconds 540            # start nothing new after nine minutes
     python scripts/transfer.py stdlib --scale tiny           # a look at it all on a CPU, in hours
     python scripts/transfer.py DATA --list                   # the commands alone, with what each costs
     python scripts/transfer.py DATA --known docs/results/transfer   # go on from packed records, of the same data
@@ -28,6 +29,7 @@ At the end:
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 import sys
 from dataclasses import dataclass, replace
@@ -55,6 +57,7 @@ LR = ("--hyper", "lr")
 PAPER = "complete_mue"  # the paper's rules; ours beyond it are on the page of roles
 TWO = ("--seeds", "2")  # where runs are dear or many; else the scale's three
 DEAR = {"lm": ("width", "large_batch"), "dit": ("activated", "capacity", "width")}
+COARSE = ("--per-octave", "1")  # recorded in whole octaves
 HALF = ("--octaves=-1.5:1", "--per-octave", "2")  # where the optimum is sought, and not only that it is near
 HALVES = {
     "lm": ("duration", "shared_instead", "ffn_width_moe", "batch_steps_moe", "batch_tokens_moe", "depth", "softmax"),
@@ -70,7 +73,7 @@ OWN = {
     "activated": LR,
 }
 # Their optima may lie far from the transferred value: a wider scan.
-OTHERS = ("--rules", "sp", "--rules", "mup", "--rules", "mup_moe", "--span", "3", *TWO)
+OTHERS = ("--rules", "sp", "--rules", "mup", "--rules", "mup_moe", "--span", "3", *COARSE, *TWO)
 LONGER = 4  # times the steps of `decay_long`
 
 
@@ -114,7 +117,7 @@ class Evidence:
         """Every sweep's folder and its own options, most important first."""
         found: list[tuple[str, tuple[str, ...]]] = []
         for axis in self.figures:
-            options = (*OWN.get(axis, ()), *(HALF if axis in HALVES[self.task] else ()))
+            options = (*OWN.get(axis, ()), *(HALF if axis in HALVES[self.task] else COARSE))
             options += TWO if axis in DEAR[self.task] else ()
             found.append((axis if axis in (*FIGURES, *APART) else "activated", options))
         if self.task == "lm":
@@ -166,7 +169,7 @@ def cost(command: list[str], seen: set[str]) -> tuple[int, int]:
         "--octaves": str,
         "--out": Path,
     }.items():
-        parser.add_argument(name, type=kind, default=1 if name == "--per-octave" else None)
+        parser.add_argument(name, type=kind)
     for name in ("--rules", "--hyper", "--set", "--known"):
         parser.add_argument(name, action="append")
     parser.add_argument("--trust-known", action="store_true")
@@ -197,7 +200,8 @@ def main() -> int:
     parser.add_argument("--known", type=Path, action="append", default=[], help="sweeps to take finished runs from")
     parser.add_argument("--trust-known", action="store_true", help="also those that do not say what their data held")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="start nothing after so many")
+    parser.add_argument("--list", action="store_true", help="print the commands and stop")
     given = parser.parse_args()
     only = tuple(name for name in given.only.split(",") if name)
     unknown = [name for name in only if name not in AXES[given.task]]
@@ -221,7 +225,11 @@ def main() -> int:
         if mue(evidence.tuning()).wait():
             return 1
         evidence.write_longer()
-    return 1 if take_turns(evidence.sweeps(), lambda entry: evidence.command(*entry), given.jobs, apart=True) else 0
+    failed = take_turns(
+        evidence.sweeps(), lambda entry: evidence.command(*entry), given.jobs, apart=True, seconds=given.seconds,
+        logs=given.runs / "logs",
+    )  # fmt: skip
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def without_route_scale(plan: mue.Plan) -> mue.Setup:
     return setup
 
 
-@pytest.mark.parametrize(("rules", "axis"), [("sp", "width"), ("mup_moe", "active")])
+@pytest.mark.parametrize(("rules", "axis"), [("sp", "width"), ("mup_moe", "activated")])
 def test_other_rules_move_where_the_theory_says(rules: str, axis: str) -> None:
     assert not mue.check(language_model_setup, axis, points=ends(axis), rules=rules, steps=2, seeds=1).ok
 
@@ -74,14 +74,14 @@ def test_a_model_without_multipliers_passes_too() -> None:
 
 @pytest.fixture(scope="module")
 def groups_check() -> CheckResult:
-    return mue.check(language_model_setup, "groups", steps=2, seeds=2)
+    return mue.check(language_model_setup, "grouped", steps=2, seeds=2)
 
 
 def test_report_files(groups_check: CheckResult, tmp_path: Path) -> None:
     data, picture = write(groups_check, tmp_path)
     read = json.loads(data.read_text())
     assert read["ok"] is True
-    assert [axis["axis"] for axis in read["axes"]] == ["groups"]
+    assert [axis["axis"] for axis in read["axes"]] == ["grouped"]
     assert all(len(role["points"]) == 3 for role in read["axes"][0]["roles"])
     assert any(role["change_error"] > 0 for role in read["axes"][0]["roles"])
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -91,7 +91,7 @@ def test_report_files(groups_check: CheckResult, tmp_path: Path) -> None:
 
 def test_points_of_ones_own() -> None:
     result = mue.check(
-        language_model_setup, "mine", points=axis_points("groups"), reference=small_reference(), steps=1, seeds=1
+        language_model_setup, "mine", points=axis_points("grouped"), reference=small_reference(), steps=1, seeds=1
     )
     assert result.axes[0].axis == "mine"
     with pytest.raises(mue.MueError, match="'width'"):
@@ -106,7 +106,7 @@ def role_of(result: CheckResult, name: str) -> RoleVerdict:
 
 
 def tiny_plan() -> mue.Plan:
-    point = axis_points("batch", "8e2a")[0]
+    point = axis_points("batch_steps", "8e2a")[0]
     return mue.transfer(small_reference(), point.shape, point.budget, betas="hold")
 
 
@@ -203,7 +203,7 @@ def hidden_products(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_was_never_seen_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden_products(monkeypatch)
-    result = mue.check(language_model_setup, "active", points=ends("active"), steps=2, seeds=1)
+    result = mue.check(language_model_setup, "activated", points=ends("activated"), steps=2, seeds=1)
     assert not result.ok
     assert {(f.what, f.where) for f in result.findings} == {
         ("product", "layers.*.feed_forward.expert_up"),
@@ -221,7 +221,7 @@ def test_what_was_never_seen_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_branch_is_judged_by_its_output_even_if_its_products_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden_products(monkeypatch)
-    result = mue.check(without_route_scale, "active", points=ends("active"), steps=1, seeds=1)
+    result = mue.check(without_route_scale, "activated", points=ends("activated"), steps=1, seeds=1)
     assert role_of(result, "expert_down").change_slope < -0.5
 
 
@@ -266,13 +266,13 @@ def mixtral(experts: str = "grouped_mm", *, wrong: bool = False) -> Callable[[mu
 
 @pytest.mark.parametrize("experts", ["eager", "grouped_mm", "batched_mm"])
 def test_a_stock_model_passes_and_a_wrong_multiplier_on_its_experts_fails(experts: str) -> None:
-    points = axis_points("active")[:3]
-    right = mue.check(mixtral(experts), "active", points=points, steps=1, seeds=1)
+    points = axis_points("activated")[:3]
+    right = mue.check(mixtral(experts), "activated", points=points, steps=1, seeds=1)
     assert right.ok, verdict(right)
     assert {"router", "expert_up", "expert_down"} <= {role.role for role in right.axes[0].roles}
     assert role_of(right, "expert_up").points[0].uneven > 1
     with pytest.raises(mue.MueError, match=r"experts\.down_proj': .* 2\b"):
-        mue.check(mixtral(experts, wrong=True), "active", points=points, steps=1, seeds=1)
+        mue.check(mixtral(experts, wrong=True), "activated", points=points, steps=1, seeds=1)
 
 
 @pytest.mark.parametrize("experts", ["grouped_mm", "batched_mm", "fallback"])
@@ -298,14 +298,14 @@ def test_without_axes_those_that_can_be_made_are_walked_and_the_others_named() -
         return build(plan)
 
     result = mue.check(only_grouped, None, steps=1, seeds=1)
-    assert [line.axis for line in result.axes] == ["groups"]
+    assert [line.axis for line in result.axes] == ["grouped"]
     left = {line.axis: line.reason for line in result.not_walked}
-    assert set(left) == set(AXES) - {"groups"}
-    assert left["active"].startswith("build(plan) failed with ValueError: 16e2a is not for us at all")
+    assert set(left) == set(AXES) - {"grouped"}
+    assert left["activated"].startswith("build(plan) failed with ValueError: 16e2a is not for us at all")
     assert left["width"].endswith("give another with layout= (--layout), such as 8e2a")
     assert result.ok
     assert verdict(result).endswith(f"; not walked: {', '.join(left)}")
-    assert f"not walked: active: {left['active']}" in list(tables(result))
+    assert f"not walked: activated: {left['activated']}" in list(tables(result))
 
 
 def test_a_setup_that_can_make_nothing_is_an_error() -> None:
@@ -315,19 +315,19 @@ def test_a_setup_that_can_make_nothing_is_an_error() -> None:
 
 
 def test_an_axis_that_was_asked_for_and_cannot_be_made_is_an_error_with_the_remedy() -> None:
-    with pytest.raises(mue.MueError, match=r"batch: .*dense@16\+8e2a@16.*--layout"):
-        mue.check(mixtral(), "batch")
+    with pytest.raises(mue.MueError, match=r"batch_steps: .*dense@16\+8e2a@16.*--layout"):
+        mue.check(mixtral(), "batch_steps")
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"axes": "active", "layout": "8e2a"}, "active vary the layout themselves: leave it out"),
+        ({"axes": "activated", "layout": "8e2a"}, "activated vary the layout themselves: leave it out"),
         ({"axes": "width", "layout": "8e2"}, "cannot read '8e2'"),
-        ({"axes": "mine", "layout": "8e2a", "points": axis_points("groups")}, "points= bring their own"),
-        ({"axes": ["a", "b"], "points": axis_points("groups")}, "the name of one"),
+        ({"axes": "mine", "layout": "8e2a", "points": axis_points("grouped")}, "points= bring their own"),
+        ({"axes": ["a", "b"], "points": axis_points("grouped")}, "the name of one"),
         ({"axes": []}, "0 axes: give one or more"),
-        ({"axes": "mine", "points": axis_points("groups")[:1]}, "give two or more, at different x"),
+        ({"axes": "mine", "points": axis_points("grouped")[:1]}, "give two or more, at different x"),
     ],
 )
 def test_options_that_do_not_go_together(options: dict[str, Any], says: str) -> None:
@@ -343,7 +343,7 @@ def test_layout_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
         "--model",
         "my_training:build",
         "--axis",
-        "batch",
+        "batch_steps",
         "--layout",
         "8e2a",
         "--steps",

@@ -20,7 +20,7 @@ VOCAB = 64
 
 
 def plan_of(layout: str = "8e2a1s") -> mue.Plan:
-    point = axis_points("batch", layout)[0]
+    point = axis_points("batch_steps", layout)[0]
     return mue.transfer(small_reference(), point.shape, point.budget, betas="hold")
 
 
@@ -177,5 +177,5 @@ def test_a_check_on_gpu() -> None:
         model = our_model(plan).cuda()
         return mue.Setup(model, torch.optim.AdamW(mue.param_groups(model, plan)))
 
-    result = mue.check(build, "active", steps=2, seeds=2, update_effect=True)
+    result = mue.check(build, "activated", steps=2, seeds=2, update_effect=True)
     assert result.ok, [str(finding) for finding in result.findings]

@@ -26,8 +26,8 @@ TOKENS: dict[str, Callable[[int, int], torch.Tensor]] = {"random": random_tokens
 
 def line_of(axis: str, family: str) -> list[Point]:
     """The axis's own points; with one shared expert more for families that cannot do without."""
-    points = axis_points(axis, "8e2a" if family in PLAIN and axis in ("width", "depth", "batch") else None)
-    if family not in ALWAYS_SHARED or axis in ("width", "depth", "batch"):
+    points = axis_points(axis, "8e2a" if family in PLAIN and axis in ("width", "depth", "batch_steps") else None)
+    if family not in ALWAYS_SHARED or axis in ("width", "depth", "batch_steps"):
         return points
     if axis == "shared":
         return [point for point in points if point.shape.main.branches]
@@ -128,7 +128,7 @@ def test_shared_experts_that_stand_apart_belong_to_the_branch() -> None:
 
 def test_a_shared_expert_among_more_and_more_routed_ones_may_shrink() -> None:
     result = mue.check(
-        stock_setup("glm4_moe", None), "active", points=line_of("active", "glm4_moe")[::3], steps=1, seeds=1
+        stock_setup("glm4_moe", None), "activated", points=line_of("activated", "glm4_moe")[::3], steps=1, seeds=1
     )
     assert abs(slopes_of(result, "shared_down").size_slope) < 0.15
     assert result.ok, complaints(result)

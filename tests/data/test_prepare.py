@@ -476,6 +476,7 @@ def test_missing_sources_are_named(tmp_path: Path) -> None:
 def test_documents_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("complete_mue.lab.data.documents.LARGEST_DOCUMENT", 10_000)
     monkeypatch.setattr("complete_mue.lab.data.documents._BLOCK", 4096)
+    monkeypatch.setattr("complete_mue.lab.data.text_files.LARGEST_LINE", 10_000)
     with gzip.open(tmp_path / "bomb.txt.gz", "wb") as file:
         file.write(b"0" * 10**6)
     with pytest.raises(FileError, match=r"bomb\.txt\.gz: .*10000 bytes.*separator"):

@@ -14,7 +14,7 @@ from complete_mue.errors import FileError
 from complete_mue.lab.report import summarize
 from complete_mue.lab.report.across_sweeps import overview_lines, tallies, worst_drift, worst_regret
 from complete_mue.lab.report.markdown_page import generated
-from complete_mue.lab.report.tables import drift_cell, plain, regret_cell
+from complete_mue.lab.report.tables import drift, regret
 
 Write = Callable[..., Path]
 SP = {"8e2a": 1.0, "16e4a": 2.0, "64e16a": 2.8}
@@ -89,8 +89,8 @@ def test_the_verdict_on_everything(runs: Path) -> None:
     width = next(curve for curve in found[1].scans[0].curves if curve.target == "16e4a")
     assert first.startswith("Language model")
     assert re.search("2 axes.*4 of 5 layouts", first)
-    assert f"{plain(drift_cell(width))} octaves (16e4a, Width)" in first
-    assert f"{plain(regret_cell(width))} nats (16e4a, Width)" in first
+    assert f"{drift(width)} octaves (16e4a, Width)" in first
+    assert f"{regret(width)} nats (16e4a, Width)" in first
     assert any(line.startswith("Missed: 16e4a (Width: regret at least") for line in lines)
     sp = next(line for line in lines if line.startswith("sp held"))
     assert "higher than" in sp

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from complete_mue.lab.sweep.figures import FIGURES, SCALES, TASKS, base_config, 
 from complete_mue.lab.sweep.grid import Scan, Sweep, Target, fusible
 from complete_mue.lab.sweep.run import enter
 from complete_mue.lab.sweep.sweep_toml import read_sweep_file
+from complete_mue.layout.axes import AXES
 
 
 def small(*scans: Scan, **more: object) -> Sweep:
@@ -88,6 +90,22 @@ def test_every_figure_at_every_scale_is_a_sweep_that_the_report_reads(tmp_path: 
         read = read_sweep(tmp_path / name).plan
         assert [target.name for target in read.targets] == [target.name for target in sweep.targets]
         assert len(read.points) >= len(sweep.points())
+
+
+@pytest.mark.parametrize(("scale", "lr", "decay"), [("tiny", 1, 1), ("small", 0.5, 1), ("medium", 0.5, 1)])
+def test_the_learning_rate_is_scanned_in_half_octaves_from_scale_small_up(scale: str, lr: float, decay: float) -> None:
+    base = base_config("lm", scale)
+    sweep = figure("activated", base, scale, hypers=("lr", "weight_decay"))
+    steps = [math.log2(scan.values[1] / scan.values[0]) for scan in sweep.scans]
+    assert steps == pytest.approx([lr, decay])
+    coarse = {point.id for point in figure("activated", base, scale, per_octave=1, hypers=("lr",)).points()}
+    assert coarse <= {point.id for point in sweep.points()}
+
+
+def test_an_axis_of_a_check_is_a_figure_by_the_same_name() -> None:
+    assert {name: (axis.title, axis.counts) for name, axis in AXES.items()} == {
+        name: (figure.title, figure.axis) for name, figure in FIGURES.items() if name in AXES
+    }
 
 
 def test_a_layout_has_a_place_on_every_axis_of_scaling_that_it_is_on() -> None:

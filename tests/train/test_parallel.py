@@ -16,10 +16,9 @@ from typing import Any
 
 import pytest
 
-import ranks
-
 torch = pytest.importorskip("torch")
 
+import ranks  # noqa: E402
 from complete_mue.errors import RunError  # noqa: E402
 from complete_mue.lab.train import checkpoint  # noqa: E402
 from complete_mue.lab.train.config import RunConfig, override, read_config  # noqa: E402

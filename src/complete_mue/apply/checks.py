@@ -125,10 +125,11 @@ def check(
     """Walk ``build(plan)`` along the axes and compare what it does with what the plan says.
 
     ``axes=None`` walks every axis whose models ``build`` can make and names the others in ``not_walked``. ``layout``
-    is that of the axes that do not vary it (``width``, ``depth``, ``batch``), such as ``"8e2a"`` for a model without
-    shared experts. ``points`` replaces the built-in shapes of a single axis, for models of one's own: a ``Point(x,
-    shape, budget)`` each, with their ``reference``. Slopes have error bars from ``seeds``. ``update_effect`` measures
-    on fresh tokens how much each role's update changes its own output, against the reference's.
+    is that of the axes that do not vary it (``width``, ``depth``, ``batch_steps``), such as ``"8e2a"`` for a model
+    without shared experts. ``points`` replaces the built-in shapes of a single axis, for models of one's own: a
+    ``Point(x, shape, budget)`` each, with their ``reference``. Slopes have error bars from ``seeds``.
+    ``update_effect`` measures on fresh tokens how much each role's update changes its own output, against the
+    reference's.
     """
     count("steps", steps)
     count("seeds", seeds)

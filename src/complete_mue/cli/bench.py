@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import json as jsonlib
 import math
+import sys
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from complete_mue.cli.app import app, need_torch
+from complete_mue.errors import RunError
+
+
+def _show(result: Any, json: bool, out: Path | None) -> None:
+    """Print what was timed, and write it where that was asked for."""
+    from rich.console import Console
+
+    if json:
+        print(jsonlib.dumps(result.to_dict(), indent=1))
+    else:
+        Console(highlight=False, markup=False).print(result.table())
+    if out is not None:
+        print(f"wrote {result.write(out)}", file=sys.stderr)
+
 
 bench = typer.Typer(help="Time kernels, training and sweeps on this machine.", no_args_is_help=False)
 app.add_typer(bench, name="bench")
@@ -21,26 +37,21 @@ def bench_moe_command(
     figure: Annotated[
         list[str] | None,
         typer.Option(
-            "--figure",
             metavar="NAME",
             help="capacity, granularity, width, tiny, layer_experts or layer_active; repeat for several.",
         ),
     ] = None,
     kernel: Annotated[
-        list[str] | None, typer.Option("--kernel", metavar="NAME", help="Only this kernel; repeat for several.")
+        list[str] | None, typer.Option(metavar="NAME", help="Only this kernel; repeat for several.")
     ] = None,
     device: Annotated[
-        str | None, typer.Option("--device", help="cuda or cpu (smaller shapes). Default: cuda, if there is one.")
+        str | None, typer.Option(help="cuda or cpu (smaller shapes). Default: cuda, if there is one.")
     ] = None,
-    repeats: Annotated[
-        int, typer.Option("--repeats", min=1, help="Timed repeats of each row; the median counts.")
-    ] = 10,
-    seconds: Annotated[
-        float | None, typer.Option("--seconds", min=1, help="Begin no shape that would end later.")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Keep the shapes that OUT has.")] = False,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder for moe.json and its picture.")] = None,
-    draw: Annotated[Path | None, typer.Option("--draw", help="Draw an earlier moe.json; time nothing.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed repeats of each row; the median counts.")] = 10,
+    seconds: Annotated[float | None, typer.Option(min=1, help="Begin no shape that would end later.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep the shapes that OUT has; time the others.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for moe.json and its picture.")] = None,
+    draw: Annotated[Path | None, typer.Option(help="Draw an earlier moe.json; time nothing.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Time MoE kernels against a dense block.
@@ -56,9 +67,10 @@ def bench_moe_command(
     from complete_mue.lab.bench.moe_records import check_names
 
     check_names(figure or (), device)  # refused before torch is loaded
+    if resume and out is None:
+        raise RunError("--resume continues what OUT holds: give --out", field="out", remedy="give --out")
     from complete_mue.lab.bench.moe import BenchResult, list_kernels, run
 
-    console, notes = Console(highlight=False, markup=False), Console(stderr=True, highlight=False)
     if list_:
         kernels = list_kernels()
         if json:
@@ -69,7 +81,7 @@ def bench_moe_command(
             table.add_column(heading)
         for info in kernels:
             table.add_row(info.name, "yes" if info.runs_here else f"no: {info.reason}", info.summary)
-        console.print(table)
+        Console(highlight=False, markup=False).print(table)
         return
     if draw:
         result = BenchResult.read(draw)
@@ -78,34 +90,25 @@ def bench_moe_command(
         known = BenchResult.read(out) if resume and out and (out / "moe.json").exists() else None
         limit = math.inf if seconds is None else seconds
         result = run(figure, device, repeats=repeats, kernels=kernel, each=keep, seconds=limit, known=known)
-    if json:
-        print(jsonlib.dumps(result.to_dict(), indent=1))
-    else:
-        console.print(result.table())
-    folder = draw.parent if draw else out
-    if folder is not None:
-        path = draw or result.write(folder)
-        notes.print(f"wrote {path}")
-        notes.print(f"wrote {result.plot(path.with_suffix('.png'))}")
+    _show(result, json, None if draw else out)
+    drawn = draw or (out / "moe.json" if out else None)
+    if drawn is not None:
+        print(f"wrote {result.plot(drawn.with_suffix('.png'))}", file=sys.stderr)
 
 
 @bench.command("sweep")
 def bench_sweep_command(
-    layout: Annotated[
-        list[str] | None, typer.Option("--layout", metavar="LAYOUT", help="Default: dense and 64e4a.")
-    ] = None,
+    layout: Annotated[list[str] | None, typer.Option(metavar="LAYOUT", help="Default: dense and 64e4a.")] = None,
     replicas: Annotated[
         list[int] | None,
         typer.Option("--replicas", "-k", min=1, metavar="K", help="Runs in one program. Default: 1 and 9."),
     ] = None,
-    device: Annotated[str, typer.Option("--device", help="cuda, cpu (a smaller model, one thread) or auto.")] = "auto",
-    repeats: Annotated[
-        int, typer.Option("--repeats", min=1, help="Timed intervals of five steps; the median counts.")
-    ] = 8,
+    device: Annotated[str, typer.Option(help="cuda, cpu (a smaller model, one thread) or auto.")] = "auto",
+    repeats: Annotated[int, typer.Option(min=1, help="Timed intervals of five steps; the median counts.")] = 8,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the config, as in `mue train`.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder for sweep.json.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for sweep.json.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Time many runs in one program against one at a time.
@@ -115,26 +118,17 @@ def bench_sweep_command(
     Example:  mue bench sweep --device cpu -k 1 -k 4
     """
     need_torch("mue bench")
-    from rich.console import Console
-
     from complete_mue.lab.bench.sweep import LAYOUTS, SweepBench, run
-
-    notes = Console(stderr=True, highlight=False)
 
     def each(so_far: SweepBench) -> None:
         row = so_far.rows[-1]
         kind = "recorded" if row.recorded else "plain"
-        notes.print(f"{row.layout} K={row.replicas} {kind}: {row.ms_per_step:.1f} ms/step")
+        print(f"{row.layout} K={row.replicas} {kind}: {row.ms_per_step:.1f} ms/step", file=sys.stderr)
         if out:
             so_far.write(out)
 
     result = run(layout or LAYOUTS, replicas or (1, 9), device, intervals=repeats, overrides=overrides or (), each=each)
-    if json:
-        print(jsonlib.dumps(result.to_dict(), indent=1))
-    else:
-        Console(highlight=False).print(result.table())
-    if out:
-        notes.print(f"wrote {result.write(out)}")
+    _show(result, json, out)
 
 
 @bench.command("train")
@@ -146,12 +140,10 @@ def bench_train_command(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="accumulate=8, budget.batch_tokens=131072, …")
     ] = None,
-    steps: Annotated[
-        int, typer.Option("--steps", min=1, help="With RECIPE: timed steps, after three to warm up.")
-    ] = 20,
-    turns: Annotated[int, typer.Option("--turns", min=1, help="Without RECIPE: turns of ten steps.")] = 12,
-    device: Annotated[str, typer.Option("--device", help="cuda, cpu or auto.")] = "auto",
-    out: Annotated[Path | None, typer.Option("--out", help="Folder for train.json.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="With RECIPE: timed steps, after three to warm up.")] = 20,
+    turns: Annotated[int, typer.Option(min=1, help="Without RECIPE: turns of ten steps.")] = 12,
+    device: Annotated[str, typer.Option(help="cuda, cpu or auto.")] = "auto",
+    out: Annotated[Path | None, typer.Option(help="Folder for train.json.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Time training, or what the trainer itself costs.
@@ -161,21 +153,14 @@ def bench_train_command(
     Example:  mue bench train lm_tiny:16e4a --steps 10 --device cpu
     """
     need_torch("mue bench")
-    from rich.console import Console
-
     from complete_mue.lab.bench.train import compare, measure
 
-    notes = Console(stderr=True, highlight=False)
     if recipe is None:
         result = compare(turns=turns)
     else:
-        result = measure(recipe, overrides or (), steps=steps, device=device, report=notes.print)
-    if json:
-        print(jsonlib.dumps(result.to_dict(), indent=1))
-    else:
-        Console(highlight=False).print(result.table())
-    if out:
-        notes.print(f"wrote {result.write(out)}")
+        report = partial(print, file=sys.stderr)
+        result = measure(recipe, overrides or (), steps=steps, device=device, report=report)
+    _show(result, json, out)
 
 
 @bench.command("attention")

@@ -19,28 +19,25 @@ from complete_mue.rules import CATALOG, DEFAULT_RULES, Rules
 def check_command(
     axis: Annotated[
         list[str] | None,
-        typer.Option("--axis", metavar="AXIS", help="An axis to walk along; repeat for several. Default: all."),
+        typer.Option(
+            metavar="AXIS", help="An axis to walk along, named as in `mue sweep`; repeat for several. Default: all."
+        ),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(
-            "--model", metavar="MODULE:FUNCTION", help="Your own setup, build(plan) -> mue.Setup. Default: our LM."
-        ),
+        typer.Option(metavar="MODULE:FUNCTION", help="Your own setup, build(plan) -> mue.Setup. Default: our LM."),
     ] = None,
     layout: Annotated[
-        str | None,
-        typer.Option("--layout", help="Layout along width, depth and batch, such as 8e2a. Default: 8e2a1s."),
+        str | None, typer.Option(help="Layout along width, depth and batch_steps, such as 8e2a. Default: 8e2a1s.")
     ] = None,
-    rules: Annotated[str, typer.Option("--rules", help=f"Which rule set: {', '.join(CATALOG)}.")] = DEFAULT_RULES,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="AdamW steps to take at each point.")] = 4,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds, for error bars on slopes.")] = 3,
-    tolerance: Annotated[
-        float, typer.Option("--tolerance", min=0.0, help="Largest slope on log axes that counts as flat.")
-    ] = 0.3,
+    rules: Annotated[str, typer.Option(help=f"Which rule set: {', '.join(CATALOG)}.")] = DEFAULT_RULES,
+    steps: Annotated[int, typer.Option(min=1, help="AdamW steps to take at each point.")] = 4,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds, for error bars on slopes.")] = 3,
+    tolerance: Annotated[float, typer.Option(min=0.0, help="Largest slope on log axes that counts as flat.")] = 0.3,
     update_effect: Annotated[
         bool, typer.Option("--update-effect", help="Also measure how much updates change each role's output.")
     ] = False,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder for check.json and check.png.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for check.json and check.png.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check that a training setup follows its plan.
@@ -50,7 +47,7 @@ def check_command(
 
     \b
     Examples:
-      mue check --axis width --axis active --out runs/check
+      mue check --axis width --axis activated --out runs/check
       mue check --model my_package.training:build --layout 8e2a
     """
     need_torch("mue check")

@@ -17,14 +17,14 @@ def cluster_command(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="expert_parallel=8, budget.batch_tokens=…, …")
     ] = None,
-    gpus: Annotated[str, typer.Option("--gpus", help="How many GPUs: one number, or several with commas.")] = (
+    gpus: Annotated[str, typer.Option(help="How many GPUs: one number, or several with commas.")] = (
         "8,16,32,64,128,256,512,1024"
     ),
-    gpu: Annotated[str, typer.Option("--gpu", help="H200, H100, A100, B200 or 4090.")] = "H200",
-    mfu: Annotated[float, typer.Option("--mfu", help="Share of the peak that the arithmetic alone reaches.")] = 0.35,
-    node: Annotated[int, typer.Option("--node", help="GPUs of one machine.")] = 8,
-    link: Annotated[float, typer.Option("--link", help="GB/s per GPU inside a machine.")] = 450.0,
-    network: Annotated[float, typer.Option("--network", help="GB/s per GPU between machines.")] = 50.0,
+    gpu: Annotated[str, typer.Option(help="H200, H100, A100, B200 or 4090.")] = "H200",
+    mfu: Annotated[float, typer.Option(help="Share of the peak that the arithmetic alone reaches.")] = 0.35,
+    node: Annotated[int, typer.Option(help="GPUs of one machine.")] = 8,
+    link: Annotated[float, typer.Option(help="GB/s per GPU inside a machine.")] = 450.0,
+    network: Annotated[float, typer.Option(help="GB/s per GPU between machines.")] = 50.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Estimate memory, speed and traffic of a recipe on many GPUs.

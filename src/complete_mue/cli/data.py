@@ -21,16 +21,16 @@ def prepare_command(
         list[str],
         typer.Argument(metavar="SOURCE", help="Text, .jsonl or .parquet files (also .gz, .xz), or a dataset's name."),
     ],
-    out: Annotated[Path, typer.Option("--out", help="Folder for the shards and their manifest.")],
-    tokenizer: Annotated[str, typer.Option("--tokenizer", help="bytes, a tokenizer.json, or a hub name.")] = "bytes",
-    text_key: Annotated[str, typer.Option("--text-key", help="The column or key that holds the text.")] = "text",
+    out: Annotated[Path, typer.Option(help="Folder for the shards and their manifest.")],
+    tokenizer: Annotated[str, typer.Option(help="bytes, a tokenizer.json, or a hub name.")] = "bytes",
+    text_key: Annotated[str, typer.Option(help="The column or key that holds the text.")] = "text",
     separator: Annotated[
-        str | None, typer.Option("--separator", help=r"What divides a text file into documents, such as '\n\n\n'.")
+        str | None, typer.Option(help=r"What divides a text file into documents, such as '\n\n\n'.")
     ] = None,
     held_out: Annotated[
-        float, typer.Option("--held-out", help="Fraction to hold out: the last documents, or the end of a single one.")
+        float, typer.Option(help="Fraction to hold out: the last documents, or the end of a single one.")
     ] = 0.0,
-    workers: Annotated[int, typer.Option("--workers", min=1, help="Threads that tokenize.")] = 2,
+    workers: Annotated[int, typer.Option(min=1, help="Threads that tokenize.")] = 2,
 ) -> None:
     """Tokenize text once, into shards.
 

@@ -24,34 +24,27 @@ def eval_command(
         typer.Argument(metavar="RUN|hf:PATH", help="A language model's run directory, or a Hugging Face model."),
     ] = None,
     data: Annotated[
-        Path | None, typer.Option("--data", help="Folder of the evaluation sets: NAME.jsonl or NAME.jsonl.xz.")
+        Path | None, typer.Option(help="Folder of the evaluation sets: NAME.jsonl or NAME.jsonl.xz.")
     ] = None,
-    tasks: Annotated[str | None, typer.Option("--tasks", help="Some of the 13, such as mmlu,arc_easy.")] = None,
-    shots: Annotated[int, typer.Option("--shots", min=0, help="Examples before each question.")] = 5,
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Only the first so many questions of each task.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder for the results. Default: RUN/eval.")] = None,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")] = "auto",
-    precision: Annotated[
-        str, typer.Option("--precision", help="auto (the run's own on CUDA), float32 or bfloat16.")
-    ] = "auto",
+    tasks: Annotated[str | None, typer.Option(help="Some of the 13, such as mmlu,arc_easy.")] = None,
+    shots: Annotated[int, typer.Option(min=0, help="Examples before each question.")] = 5,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many questions of each task.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results. Default: RUN/eval.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    precision: Annotated[str, typer.Option(help="auto (the run's own on CUDA), float32 or bfloat16.")] = "auto",
     batch_tokens: Annotated[
-        int | None, typer.Option("--batch-tokens", min=1, help="Tokens per batch. Default: 65536 on CUDA, 4096 on CPU.")
+        int | None, typer.Option(min=1, help="Tokens per batch. Default: 65536 on CUDA, 4096 on CPU.")
     ] = None,
     held_out: Annotated[
         bool, typer.Option("--held-out", help="The loss on the run's held-out text, into OUT/held_out.json.")
     ] = False,
     requests_out: Annotated[
-        Path | None, typer.Option("--requests-out", help="Write the questions to a file; no model is needed.")
+        Path | None, typer.Option(help="Write the questions to a file; no model is needed.")
     ] = None,
     requests: Annotated[
-        Path | None,
-        typer.Option(
-            "--requests", help="Answer such a file, without lm-evaluation-harness, into OUT/answers.jsonl.xz."
-        ),
+        Path | None, typer.Option(help="Answer such a file, without lm-evaluation-harness, into OUT/answers.jsonl.xz.")
     ] = None,
-    answers: Annotated[Path | None, typer.Option("--answers", help="Score such answers; no model is needed.")] = None,
+    answers: Annotated[Path | None, typer.Option(help="Score such answers; no model is needed.")] = None,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="hf: run the code that the model's folder brings.")
     ] = False,
@@ -211,7 +204,7 @@ def _progress() -> Iterator[tuple[Callable[[str], Callable[[int, int], None]], C
 @app.command("export")
 def export_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A language model's run directory.")],
-    hf: Annotated[Path, typer.Option("--hf", help="A new folder for the Hugging Face model.")],
+    hf: Annotated[Path, typer.Option(help="A new folder for the Hugging Face model.")],
 ) -> None:
     """Write a language model as a Hugging Face folder.
 
@@ -231,7 +224,7 @@ def export_command(
 def speedup_command(
     reference: Annotated[Path, typer.Argument(metavar="RUN_A", help="The baseline, such as the dense run.")],
     target: Annotated[Path, typer.Argument(metavar="RUN_B", help="The run to compare with it, such as the MoE.")],
-    out: Annotated[Path | None, typer.Option("--out", help="Folder for JSON and picture. Default: RUN_B.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for JSON and picture. Default: RUN_B.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare two runs: how many steps each takes to the same loss.

@@ -57,7 +57,7 @@ def init_command(
         Path | None,
         typer.Argument(metavar="CONFIG.json", help="A model's Hugging Face config.json, or its folder, as target."),
     ] = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder for reference.toml and target.toml.")] = Path(),
+    out: Annotated[Path, typer.Option(help="Folder for reference.toml and target.toml.")] = Path(),
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that are there.")] = False,
 ) -> None:
     """Write a reference.toml and a target.toml to fill in.

@@ -28,12 +28,10 @@ ADVICE = (
 
 @app.command("quickstart")
 def quickstart_command(
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Other seeds should give the same verdict.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Folder for runs and report. Default: runs/quickstart.")
-    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Other seeds should give the same verdict.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder for runs and report. Default: runs/quickstart.")] = None,
     workers: Workers = None,
-    steps: Annotated[int | None, typer.Option("--steps", min=2, hidden=True, help="Of every run, for tests.")] = None,
+    steps: Annotated[int | None, typer.Option(min=2, hidden=True, help="Of every run, for tests.")] = None,
 ) -> None:
     """See the transfer hold, in five minutes on two CPU cores.
 

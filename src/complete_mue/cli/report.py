@@ -23,13 +23,10 @@ def report_command(
         list[Path],
         typer.Argument(metavar="DIR", help="Folders of sweeps, packed sweeps, or a folder that holds several."),
     ],
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Folder for the report. Default: DIR, if there is only one.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the report. Default: DIR, if there is only one.")] = None,
     pack: Annotated[
         Path | None,
         typer.Option(
-            "--pack",
             metavar="FOLDER",
             help="Write every sweep as one file, FOLDER/TASK-NAME.jsonl, to keep. `mue report` reads it like the "
             "sweep's folder. Parts of one sweep are joined.",
@@ -38,7 +35,6 @@ def report_command(
     page: Annotated[
         Path | None,
         typer.Option(
-            "--page",
             metavar="FILE.md",
             help="Write all sweeps on one Markdown page, with pictures beside it. In an existing page only the part "
             "between <!-- generated: NAME --> and <!-- end --> is replaced.",

@@ -21,35 +21,31 @@ if TYPE_CHECKING:
     from complete_mue.lab.sweep.grid import Sweep
     from complete_mue.lab.sweep.launch import Launch
 
-Task = Annotated[str, typer.Option("--task", help="lm (language) or dit (diffusion).")]
+Task = Annotated[str, typer.Option(help="lm (language) or dit (diffusion).")]
 Scale = Annotated[
-    str,
-    typer.Option("--scale", help="tiny (minutes on a CPU), small or medium (one GPU) or paper (the paper's proxies)."),
+    str, typer.Option(help="tiny (minutes on a CPU), small or medium (one GPU) or paper (the paper's proxies).")
 ]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change the reference's config, as in `mue train`."),
 ]
-Seeds = Annotated[int | None, typer.Option("--seeds", min=1, help="Seeds per point. Default: by scale, 1 to 3.")]
-Span = Annotated[int | None, typer.Option("--span", min=1, help="Octaves to scan on either side. Default: by scale.")]
+Seeds = Annotated[int | None, typer.Option(min=1, help="Seeds per point. Default: by scale, 1 to 3.")]
+Span = Annotated[int | None, typer.Option(min=1, help="Octaves to scan on either side. Default: by scale.")]
 Octaves = Annotated[
-    str | None,
-    typer.Option("--octaves", metavar="LOW:HIGH", help="Scan from LOW to HIGH octaves instead, such as -2.5:0.5."),
+    str | None, typer.Option(metavar="LOW:HIGH", help="Scan from LOW to HIGH octaves instead, such as -2.5:0.5.")
 ]
-PerOctave = Annotated[int, typer.Option("--per-octave", min=1, help="Values per factor of two.")]
-ExecutorName = Annotated[
-    str, typer.Option("--executor", help="here, processes, ray or auto (processes on a CPU, here on a GPU).")
+PerOctave = Annotated[
+    int | None, typer.Option(min=1, help="Values per factor of two. Default: 2 of lr from scale small up, else 1.")
 ]
-Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Processes. Default: one per core.")]
-Address = Annotated[str | None, typer.Option("--address", help="A Ray cluster. Default: a local one.")]
+ExecutorName = Annotated[str, typer.Option(help="here, processes, ray or auto (processes on a CPU, here on a GPU).")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Processes. Default: one per core.")]
+Address = Annotated[str | None, typer.Option(help="A Ray cluster. Default: a local one.")]
 Replicas = Annotated[
     int | None, typer.Option("--replicas", "-k", min=1, help="Runs in one program. Default: as many as fit and pay.")
 ]
 Known = Annotated[
     list[Path] | None,
-    typer.Option(
-        "--known", metavar="PLACE", help="Copy finished points from this sweep, a folder or a packed file; repeat."
-    ),
+    typer.Option(metavar="PLACE", help="Copy finished points from this sweep, a folder or a packed file; repeat."),
 ]
 Trust = Annotated[
     bool,
@@ -72,17 +68,13 @@ def sweep_command(
     ],
     task: Task = "lm",
     scale: Scale = "tiny",
-    reference: Annotated[
-        Path | None, typer.Option("--reference", help="A tuned reference.toml, as `mue tune` writes it.")
-    ] = None,
+    reference: Annotated[Path | None, typer.Option(help="A tuned reference.toml, as `mue tune` writes it.")] = None,
     rules: Annotated[
-        list[str] | None,
-        typer.Option("--rules", metavar="NAME", help="Rule set to use; repeat to compare. Default: ours."),
+        list[str] | None, typer.Option(metavar="NAME", help="Rule set to use; repeat to compare. Default: ours.")
     ] = None,
     hyper: Annotated[
         list[str] | None,
         typer.Option(
-            "--hyper",
             metavar="NAME",
             help="lr, weight_decay or init_std; for roles also lr_same_decay (lr x decay held). Repeat for several. "
             "Default: the figure's.",
@@ -90,16 +82,11 @@ def sweep_command(
     ] = None,
     target: Annotated[
         list[str] | None,
-        typer.Option(
-            "--target",
-            metavar="LAYOUT[,KEY=VALUE]",
-            help="For roles: what to probe, such as 64e2a; repeat for several.",
-        ),
+        typer.Option(metavar="LAYOUT[,KEY=VALUE]", help="For roles: what to probe, such as 64e2a; repeat for several."),
     ] = None,
     role: Annotated[
         list[str] | None,
         typer.Option(
-            "--role",
             metavar="ROLE",
             help="For roles: scan this one, or several together (embedding+readout). Default: each in turn.",
         ),
@@ -107,7 +94,7 @@ def sweep_command(
     seeds: Seeds = None,
     span: Span = None,
     octaves: Octaves = None,
-    per_octave: PerOctave = 1,
+    per_octave: PerOctave = None,
     overrides: Overrides = None,
     executor: ExecutorName = "auto",
     workers: Workers = None,
@@ -117,9 +104,7 @@ def sweep_command(
     trust_known: Trust = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed points again.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run; train nothing.")] = False,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="The sweep's folder. Default: runs/TASK-FIGURE-SCALE.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The sweep's folder. Default: runs/TASK-FIGURE-SCALE.")] = None,
 ) -> None:
     """Scan a hyperparameter on every layout of a figure.
 
@@ -166,13 +151,11 @@ def tune_command(
     scale: Scale = "tiny",
     hyper: Annotated[
         list[str] | None,
-        typer.Option(
-            "--hyper", metavar="NAME", help="What to scan, in order. Default: lr, weight_decay, init_std, lr."
-        ),
+        typer.Option(metavar="NAME", help="What to scan, in order. Default: lr, weight_decay, init_std, lr."),
     ] = None,
     seeds: Seeds = None,
     span: Span = None,
-    per_octave: PerOctave = 1,
+    per_octave: Annotated[int, typer.Option(min=1, help="Values per factor of two.")] = 1,
     overrides: Overrides = None,
     executor: ExecutorName = "auto",
     workers: Workers = None,
@@ -181,7 +164,7 @@ def tune_command(
     known: Known = None,
     trust_known: Trust = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run; train nothing.")] = False,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder. Default: runs/TASK-tune-SCALE.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder. Default: runs/TASK-tune-SCALE.")] = None,
 ) -> None:
     """Tune the dense reference and write reference.toml.
 

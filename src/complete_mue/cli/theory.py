@@ -60,31 +60,30 @@ def plan_command(
         bool, typer.Option("--fold", help="Fold multipliers into init and learning rates, for stock models.")
     ] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Derive every number in words and symbols.")] = False,
-    role: Annotated[str | None, typer.Option("--role", help="Explain this role only, such as expert_down.")] = None,
-    format: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.table,
+    role: Annotated[str | None, typer.Option(help="Explain this role only, such as expert_down.")] = None,
+    format: Annotated[Format, typer.Option(help="How to print it.")] = Format.table,
     json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
     export: Annotated[
-        str | None, typer.Option("--export", help=f"The plan as a config of another tool: {', '.join(EXPORTS)}.")
+        str | None, typer.Option(help=f"The plan as a config of another tool: {', '.join(EXPORTS)}.")
     ] = None,
-    rules: Annotated[str, typer.Option("--rules", help=f"Which rule set: {', '.join(CATALOG)}.")] = DEFAULT_RULES,
+    rules: Annotated[str, typer.Option(help=f"Which rule set: {', '.join(CATALOG)}.")] = DEFAULT_RULES,
     betas: Annotated[
-        BetasChoice, typer.Option("--betas", help="Transfer AdamW's betas, or hold the reference's.")
+        BetasChoice, typer.Option(help="Transfer AdamW's betas, or hold the reference's.")
     ] = BetasChoice.transfer,
-    eps: Annotated[Reading, typer.Option("--eps", help="fixed: eps ignores width and depth.")] = Reading.groups,
+    eps: Annotated[Reading, typer.Option(help="fixed: eps ignores width and depth.")] = Reading.groups,
     weight_decay: Annotated[
-        Reading, typer.Option("--weight-decay", help="fixed: weight decay ignores width and depth.")
+        Reading, typer.Option(help="fixed: weight decay ignores width and depth.")
     ] = Reading.groups,
     forward_factor: Annotated[
-        float, typer.Option("--forward-factor", help="A measured F, as `mue check` prints it: r = a / sqrt(F).")
+        float, typer.Option(help="A measured F, as `mue check` prints it: r = a / sqrt(F).")
     ] = 1.0,
     load: Annotated[
-        Path | None,
-        typer.Option("--load", metavar="FILE", help="Measured load: one number per expert, tokens or shares."),
+        Path | None, typer.Option(metavar="FILE", help="Measured load: one number per expert, tokens or shares.")
     ] = None,
     batch_tokens: Annotated[
-        int | None, typer.Option("--batch-tokens", help="The target's batch. Default: its file's, or the reference's.")
+        int | None, typer.Option(help="The target's batch. Default: its file's, or the reference's.")
     ] = None,
-    steps: Annotated[int | None, typer.Option("--steps", help="The target's steps, likewise.")] = None,
+    steps: Annotated[int | None, typer.Option(help="The target's steps, likewise.")] = None,
 ) -> None:
     """Plan a target model from a tuned reference.
 
@@ -156,12 +155,10 @@ def _print_table(plan: Plan) -> None:
 @app.command("layout")
 def layout_command(
     notation: Annotated[str, typer.Argument(metavar="LAYOUT", help="dense, 64e8a, 128e8a4g1s, dense@512+32e2a@256, …")],
-    width: Annotated[int, typer.Option("--width", help="Residual width d.")],
-    expert_width: Annotated[
-        int | None, typer.Option("--expert-width", help="Width of one expert (dense: of the FFN).")
-    ] = None,
-    depth: Annotated[int, typer.Option("--depth", help="Layers, for the parameter counts.")] = 1,
-    dense_layers: Annotated[int, typer.Option("--dense-layers", help="How many of the first layers are dense.")] = 0,
+    width: Annotated[int, typer.Option(help="Residual width d.")],
+    expert_width: Annotated[int | None, typer.Option(help="Width of one expert (dense: of the FFN).")] = None,
+    depth: Annotated[int, typer.Option(help="Layers, for the parameter counts.")] = 1,
+    dense_layers: Annotated[int, typer.Option(help="How many of the first layers are dense.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Explain a layout: active width, route scale, parameters.

@@ -24,15 +24,14 @@ def train_command(
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="budget.steps=300, seed=1, …")
     ] = None,
     reference: Annotated[
-        Path | None, typer.Option("--reference", help="A tuned reference.toml to transfer from, as `mue tune` writes.")
+        Path | None, typer.Option(help="A tuned reference.toml to transfer from, as `mue tune` writes.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="The run's directory. Default: runs/NAME.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run's directory. Default: runs/NAME.")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue from the newest checkpoint in --out; RECIPE may be left out.")
     ] = False,
     restart: Annotated[
-        bool,
-        typer.Option("--restart", help="Start over in --out; files of an earlier run are set aside."),
+        bool, typer.Option("--restart", help="Start over in --out; files of an earlier run are set aside.")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print shape, parameters, plan, memory and FLOPs; train nothing.")
@@ -149,24 +148,22 @@ def _facts(line: dict[str, Any]) -> str:
 @app.command("sample")
 def sample_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's directory.")],
-    prompt: Annotated[str, typer.Option("--prompt", help="Text to continue, or a caption to draw.")] = "",
+    prompt: Annotated[str, typer.Option(help="Text to continue, or a caption to draw.")] = "",
     count: Annotated[
-        int | None, typer.Option("--count", min=1, help="Tokens to write (default 200) or pictures to draw (16).")
+        int | None, typer.Option(min=1, help="Tokens to write (default 200) or pictures to draw (16).")
     ] = None,
-    temperature: Annotated[
-        float, typer.Option("--temperature", min=0.0, help="Text: 0 takes the likeliest token.")
-    ] = 0.8,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Pictures: solver steps.")] = 30,
-    guidance: Annotated[float, typer.Option("--guidance", help="Pictures: guidance; 1 is none.")] = 2.0,
-    seed: Annotated[int, typer.Option("--seed", help="Another seed gives another sample.")] = 0,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Text: 0 takes the likeliest token.")] = 0.8,
+    steps: Annotated[int, typer.Option(min=1, help="Pictures: solver steps.")] = 30,
+    guidance: Annotated[float, typer.Option(help="Pictures: guidance; 1 is none.")] = 2.0,
+    seed: Annotated[int, typer.Option(help="Another seed gives another sample.")] = 0,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Pictures: a .png; video: a .gif or .mp4. Default: in the run.")
+        Path | None, typer.Option(help="Pictures: a .png; video: a .gif or .mp4. Default: in the run.")
     ] = None,
     autoencoder: Annotated[
-        str | None, typer.Option("--autoencoder", help="Where the autoencoder is now, if its latents were cached.")
+        str | None, typer.Option(help="Where the autoencoder is now, if its latents were cached.")
     ] = None,
     text_encoder: Annotated[
-        str | None, typer.Option("--text-encoder", help="Where the text encoder is now, if its features were cached.")
+        str | None, typer.Option(help="Where the text encoder is now, if its features were cached.")
     ] = None,
 ) -> None:
     """Write text or draw pictures with a trained model.

@@ -18,9 +18,9 @@ def web_command(
         Path, typer.Argument(metavar="DIR", help="Sweeps to show: one sweep's folder, or a folder of several.")
     ] = Path("runs"),
     host: Annotated[
-        str, typer.Option("--host", help="Address to listen on. The default is reachable from this machine only.")
+        str, typer.Option(help="Address to listen on. The default is reachable from this machine only.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free port.")] = 8128,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free port.")] = 8128,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
     """Plan in the browser, and watch sweeps as they run.

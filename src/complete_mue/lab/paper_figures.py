@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from complete_mue.errors import RunError
 from complete_mue.layout import Budget, FeedForward, ModelShape
+from complete_mue.layout.axes import AXES
 
 Axis = tuple[str, str, float]  # title, label, x
 
@@ -63,24 +65,29 @@ def register(
     return add
 
 
-@register("activated", "Activated experts", "activated experts", hypers=("lr", "weight_decay", "init_std"))
+def _along(name: str, **options: Any) -> Callable[[Models], Models]:
+    """A figure along an axis that `mue check` walks too, by the same name."""
+    return register(name, AXES[name].title, AXES[name].counts, **options)
+
+
+@_along("activated", hypers=("lr", "weight_decay", "init_std"))
 def _activated(base: Model, tiny: bool) -> list[Model]:
     return [base.with_layout(f"{16 if tiny else 64}e{a}a", a) for a in ((2, 4, 8) if tiny else (2, 4, 8, 16))]
 
 
-@register("capacity", "Capacity: more experts, as many active", "experts")
+@_along("capacity")
 def _capacity(base: Model, tiny: bool) -> list[Model]:
     active, most = (4, 32) if tiny else (8, 256)
     return [base.with_layout(f"{e}e{active}a", e) for e in (active << k for k in range(6)) if e <= most]
 
 
-@register("granularity", "Granularity: finer experts, the same active width", "activated experts")
+@_along("granularity")
 def _granularity(base: Model, tiny: bool) -> list[Model]:
     sparsity, counts = (4, (2, 4, 8)) if tiny else (8, (2, 4, 8, 16))
     return [base.with_layout(f"{sparsity * k}e{k}a@{base.shape.width // k}", k) for k in counts]
 
 
-@register("shared", "Shared experts", "shared experts")
+@_along("shared")
 def _shared(base: Model, tiny: bool) -> list[Model]:
     """Added to the routed ones."""
     routed, numbers = ("16e4a", (0, 1, 2)) if tiny else ("64e8a", (0, 1, 2, 4))
@@ -94,13 +101,13 @@ def _shared_instead(base: Model, tiny: bool) -> list[Model]:
     return [base.with_layout(f"{experts}e{active - z}a" + (f"{z}s" if z else ""), z) for z in numbers]
 
 
-@register("grouped", "Group-balanced routing", "groups")
+@_along("grouped")
 def _grouped(base: Model, tiny: bool) -> list[Model]:
     routed, numbers = ("16e4a", (1, 2, 4)) if tiny else ("64e8a", (1, 2, 4, 8))
     return [base.with_layout(routed + (f"{g}g" if g > 1 else ""), g) for g in numbers]
 
 
-@register("depth", "Depth, on an MoE", "layers")
+@_along("depth")
 def _depth(base: Model, tiny: bool) -> list[Model]:
     """Up to the paper's 32 layers, where that is within eight times."""
     depth = base.shape.depth
@@ -108,7 +115,7 @@ def _depth(base: Model, tiny: bool) -> list[Model]:
     return [_moe(replace(base, shape=replace(base.shape, depth=n)), tiny, f"{n} layers", n) for n in sizes]
 
 
-@register("width", "Width, on an MoE", "width")
+@_along("width")
 def _width(base: Model, tiny: bool) -> list[Model]:
     sizes = [base.shape.width * factor for factor in ((1, 2) if tiny else (1, 2, 4))]
     return [_moe(replace(base, shape=replace(base.shape, width=n)), tiny, f"width {n}", n) for n in sizes]
@@ -119,7 +126,7 @@ def _moe(base: Model, tiny: bool, size: str, x: float) -> Model:
     return base.with_layout(layout, x, name=f"{layout}, {size}")
 
 
-@register("ffn_width", "Feed-forward width, dense", "expansion")
+@_along("ffn_width")
 def _ffn_width(base: Model, tiny: bool) -> list[Model]:
     width = base.shape.active_width
     return [base.with_layout("dense", f, width=round(f * width), name=f"dense x{f:g}") for f in _factors(tiny)]
@@ -133,7 +140,7 @@ def _ffn_width_moe(base: Model, tiny: bool) -> list[Model]:
     ]
 
 
-@register("batch_steps", "Batch at fixed steps", "batch ratio")
+@_along("batch_steps")
 def _batch_steps(base: Model, tiny: bool) -> list[Model]:
     return [_batch(base, factor, base.budget.steps) for factor in _factors(tiny)]
 

@@ -1,4 +1,5 @@
-"""The axes a check walks along: small shapes that differ in one thing."""
+"""The axes along which models grow, named alike in `mue check`, `mue sweep` and `mue quickstart`, and the small models
+that a check walks along each."""
 
 from __future__ import annotations
 
@@ -31,45 +32,61 @@ def small_reference(batch_tokens: int = 1024) -> Reference:
     )
 
 
-def _points(xs: tuple[int, ...], make: Callable[[int], tuple[ModelShape, int]]) -> list[Point]:
-    def point(x: int) -> Point:
-        shape, batch = make(x)
-        return Point(float(x), shape, Budget(batch * small_reference().budget.batch_tokens, 100))
+@dataclass(frozen=True)
+class Axis:
+    """One way to grow: its title, what is counted along it, and where a check's models stand.
 
-    return [point(x) for x in xs]
+    ``make`` gives the shape at a place, and its batch over the reference's; the layout is for axes that do not vary it.
+    """
+
+    title: str
+    counts: str
+    places: tuple[int, ...]
+    make: Callable[[int, str], tuple[ModelShape, int]]
+
+    def points(self, layout: str) -> list[Point]:
+        """The models of a check."""
+        tokens = small_reference().budget.batch_tokens
+        made = [(x, *self.make(x, layout)) for x in self.places]
+        return [Point(float(x), shape, Budget(batch * tokens, 100)) for x, shape, batch in made]
 
 
-def _moe(text: str, h: int, width: int = WIDTH, depth: int = DEPTH) -> tuple[ModelShape, int]:
-    return ModelShape(width, depth, FeedForward.parse(text, h), head_dim=HEAD_DIM), 1
+def _moe(text: str, h: int, width: int = WIDTH, depth: int = DEPTH, batch: int = 1) -> tuple[ModelShape, int]:
+    return ModelShape(width, depth, FeedForward.parse(text, h), head_dim=HEAD_DIM), batch
 
 
 LAYOUT = "8e2a1s"  # of the axes that do not vary the layout
-LAYOUT_AXES = ("width", "depth", "batch")
-AXES: dict[str, Callable[[str], list[Point]]] = {
-    "width": lambda layout: _points((64, 128, 256), lambda d: _moe(layout, d // 4, width=d)),
-    "depth": lambda layout: _points((4, 8, 16), lambda depth: _moe(layout, 16, depth=depth)),
-    "active": lambda _: _points((2, 4, 8, 16), lambda a: _moe(f"16e{a}a", 16)),
-    "experts": lambda _: _points((4, 8, 16, 32), lambda n: _moe(f"{n}e2a", 32)),
-    "granularity": lambda _: _points((2, 4, 8, 16), lambda a: _moe(f"{4 * a}e{a}a", 128 // a)),
-    "shared": lambda _: _points((1, 2, 3, 5), lambda z: _moe(f"8e2a{z - 1}s" if z > 1 else "8e2a", 32)),
-    "groups": lambda _: _points((1, 2, 4), lambda g: _moe(f"16e4a{g}g", 16)),
-    "ffn_width": lambda _: _points(
-        (32, 64, 128, 256),
-        lambda hidden: (ModelShape(WIDTH, DEPTH, FeedForward.dense(hidden), head_dim=HEAD_DIM), 1),
+LAYOUT_AXES = ("width", "depth", "batch_steps")
+AXES = {
+    "width": Axis("Width, on an MoE", "width", (64, 128, 256), lambda d, layout: _moe(layout, d // 4, width=d)),
+    "depth": Axis("Depth, on an MoE", "layers", (4, 8, 16), lambda n, layout: _moe(layout, 16, depth=n)),
+    "activated": Axis("Activated experts", "activated experts", (2, 4, 8, 16), lambda a, _: _moe(f"16e{a}a", 16)),
+    "capacity": Axis(
+        "Capacity: more experts, as many active", "experts", (4, 8, 16, 32), lambda n, _: _moe(f"{n}e2a", 32)
     ),
-    "batch": lambda layout: _points((1, 2, 4), lambda b: (_moe(layout, 16)[0], b)),
-}
+    "granularity": Axis(
+        "Granularity: finer experts, the same active width", "activated experts", (2, 4, 8, 16),
+        lambda a, _: _moe(f"{4 * a}e{a}a", 128 // a),
+    ),
+    "shared": Axis(
+        "Shared experts", "shared experts", (1, 2, 3, 5),
+        lambda z, _: _moe(f"8e2a{z - 1}s" if z > 1 else "8e2a", 32),
+    ),
+    "grouped": Axis("Group-balanced routing", "groups", (1, 2, 4), lambda g, _: _moe(f"16e4a{g}g", 16)),
+    "ffn_width": Axis("Feed-forward width, dense", "expansion", (32, 64, 128, 256), lambda h, _: _moe("dense", h)),
+    "batch_steps": Axis("Batch at fixed steps", "batch ratio", (1, 2, 4), lambda b, layout: _moe(layout, 16, batch=b)),
+}  # fmt: skip
 
 
 def axis_points(axis: str, layout: str | None = None) -> list[Point]:
     """The points of an axis, or an error that lists the axes.
 
-    ``layout`` is that of every point on the axes that do not vary it (``width``, ``depth``, ``batch``); others keep
-    their own. A term without ``@width`` gets experts of a quarter of the residual width.
+    ``layout`` is that of every point on the axes that do not vary it (``width``, ``depth``, ``batch_steps``); others
+    keep their own. A term without ``@width`` gets experts of a quarter of the residual width.
     """
     if axis not in AXES:
         raise RunError(f"axis {axis!r}{nearest(axis, AXES)}: axes are {', '.join(AXES)}")
-    return AXES[axis](LAYOUT if layout is None else layout)
+    return AXES[axis].points(LAYOUT if layout is None else layout)
 
 
 def axis_lines(axes: list[str], layout: str | None, points: list[Point] | None) -> dict[str, list[Point]]:

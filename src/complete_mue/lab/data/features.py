@@ -26,7 +26,7 @@ from complete_mue.lab.data.batches import ImageBatch, Pictures, SampledPictures
 from complete_mue.lab.data.encoders import Autoencoder, TextEncoder, fingerprint
 from complete_mue.lab.data.extras import need
 from complete_mue.lab.data.file_parts import OpenFiles, StoredRows
-from complete_mue.lab.data.item_order import Choice
+from complete_mue.lab.data.item_order import Order
 from complete_mue.lab.data.progress import Meter
 from complete_mue.lab.data.shard_folder import (
     FEATURES,
@@ -188,32 +188,32 @@ class FeatureData(SampledPictures):
     Text features are NaN after a caption's last token, which the diffusion transformer reads as "no text".
     """
 
-    def __init__(self, folder: str | Path, *, rows: int, verify: bool = False, **choice: Unpack[Choice]) -> None:
+    def __init__(self, folder: str | Path, *, rows: int, verify: bool = False, **order: Unpack[Order]) -> None:
         self.folder, self.manifest = Path(folder), FeatureManifest.read(folder)
         for shard in self.manifest.shards:
             FEATURES.check(self.folder / shard.file, shard.bytes, shard.sha256 if verify else None)
         self._starts = np.cumsum([0, *(shard.items for shard in self.manifest.shards)])
-        super().__init__(self.manifest.items, rows, str(folder), **choice)
+        self.image_shape, self.text_shape = self.manifest.image_shape, self.manifest.text_shape
+        super().__init__(self.manifest.items, rows, str(folder), **order)
         self._files, self._shards = OpenFiles("cache the features again"), dict[int, StoredRows]()
 
     def identity(self) -> str:
-        """The shards' checksums, and which items of them."""
-        return f"{[shard.sha256 for shard in self.manifest.shards]} {self._first} {self.items}"
+        """The shards' checksums."""
+        return f"{[shard.sha256 for shard in self.manifest.shards]} 0 {self.items}"
 
     def captions(self, items: NDArray[np.int64]) -> list[str]:
         """Only bytes can be read back as text."""
-        if len(self.manifest.text_shape) != 1:
+        if len(self.text_shape) != 1:
             raise ShapeError(f"{self.folder}: captions are stored as features, not as text")
         return [bytes(row.tolist()).rstrip(b"\0").decode("utf-8", "replace") for row in self.at(items).text]
 
     def at(self, items: NDArray[np.int64]) -> ImageBatch:
         """Read the items of these numbers."""
-        numbers = self._first + items
-        places = np.searchsorted(self._starts, numbers, side="right") - 1
-        images = torch.empty(len(items), *self.manifest.image_shape)
-        features = len(self.manifest.text_shape) == 2
-        text = torch.empty(len(items), *self.manifest.text_shape, dtype=torch.float32 if features else torch.int64)
-        for row, (number, place) in enumerate(zip(numbers.tolist(), places.tolist(), strict=True)):
+        places = np.searchsorted(self._starts, items, side="right") - 1
+        images = torch.empty(len(items), *self.image_shape)
+        features = len(self.text_shape) == 2
+        text = torch.empty(len(items), *self.text_shape, dtype=torch.float32 if features else torch.int64)
+        for row, (number, place) in enumerate(zip(items.tolist(), places.tolist(), strict=True)):
             inside, shard = number - int(self._starts[place]), self._shard(place)
             try:
                 images[row], text[row] = shard.row("images", inside), shard.row("text", inside)

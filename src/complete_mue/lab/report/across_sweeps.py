@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from complete_mue.lab.report.curves import Curve
 from complete_mue.lab.report.labels import TASKS, label, with_unit
 from complete_mue.lab.report.summary import Summary
-from complete_mue.lab.report.tables import Piece, Row, Table, drift_cell, plain, regret_cell
+from complete_mue.lab.report.tables import Row, Table, drift, regret
 from complete_mue.lab.report.verdict import Line, beside_line, held_of, kind_of
 
 
@@ -57,10 +57,10 @@ def overview_table(found: Sequence[Tally]) -> Table:
         texts = (
             tally.summary.title, label(tally.hyper), tally.rules, _held_cell(tally),
             *(str(count or "–") for count in counts),
-            f"{plain(drift_cell(drifted))} ({drifted.target})" if drifted else "–",
-            f"{plain(regret_cell(costly))} ({costly.target})" if costly else "–",
+            f"{drift(drifted)} ({drifted.target})" if drifted else "–",
+            f"{regret(costly)} ({costly.target})" if costly else "–",
         )  # fmt: skip
-        rows.append(Row(tuple((Piece(text),) for text in texts)))
+        rows.append(Row(texts))
     return Table(TASKS[found[0].summary.task].capitalize(), headings, frozenset({0, 1, 2, 8, 9}), tuple(rows))
 
 
@@ -105,10 +105,9 @@ def _rules_lines(task: str, hyper: str, tallies: Sequence[Tally]) -> list[Line]:
     text = f"{TASKS[task].capitalize()}, {label(hyper)}{by}, {axes}: the {summary.reference} optimum held on "
     text += f"{held_of(curves)}."
     if drifted := worst_drift(curves):
-        text += f" Largest drift: {plain(drift_cell(drifted))} octaves ({drifted.target}, {where[id(drifted)]})."
+        text += f" Largest drift: {drift(drifted)} octaves ({drifted.target}, {where[id(drifted)]})."
     if costly := worst_regret(curves):
-        cost = f"{plain(regret_cell(costly))} {summary.unit}"
-        text += f" Largest regret: {cost} ({costly.target}, {where[id(costly)]})."
+        text += f" Largest regret: {regret(costly)} {summary.unit} ({costly.target}, {where[id(costly)]})."
     lines = [Line(kind_of(curves), text)]
     for status, kind, says in (
         ("flat", "note", "Held, but flat"),
@@ -135,7 +134,7 @@ def _distinct(tallies: Sequence[Tally]) -> list[tuple[Curve, str]]:
 def _reason(curve: Curve) -> str:
     if curve.drift is None or curve.regret is None or (curve.optimum and curve.optimum.open):
         return f": {curve.says}"
-    return f": drift {plain(drift_cell(curve))}, regret {plain(regret_cell(curve))}"
+    return f": drift {drift(curve)}, regret {regret(curve)}"
 
 
 def _other_rules(main: Sequence[Tally], others: Sequence[Tally]) -> list[Line]:

@@ -1,7 +1,6 @@
 """The report as one HTML page that needs nothing else: verdict first, then pictures, tables, and how it was made.
 
-The report's JSON is in the page (``<script type="application/json" id="report">``), and every number in a table names
-its place there.
+The report's JSON is in the page: ``<script type="application/json" id="report">``.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from complete_mue.lab.report.page import SCRIPT, STYLE
 from complete_mue.lab.report.pictures import Picture, pictures
 from complete_mue.lab.report.summary import Summary
 from complete_mue.lab.report.svg import marker, panel_svg, style_class
-from complete_mue.lab.report.tables import Cell, Row, Table, plain, tables
+from complete_mue.lab.report.tables import Row, Table, tables
 from complete_mue.lab.report.verdict import DRIFT_GOAL, REGRET_GOAL, Line
 
 FORMAT = 1
@@ -79,7 +78,7 @@ def _section(number: int, summary: Summary, alone: bool) -> str:
     p = summary.progress
     state = ", ".join([f"{p.finished} of {p.runs} runs finished", *p.troubles])
     drawn = "".join(figure_html(picture, f"f{number}-{i}") for i, picture in enumerate(pictures(summary)))
-    listed = "".join(_table(table, f"sweeps.{number}.") for table in tables(summary))
+    listed = "".join(_table(table) for table in tables(summary))
     return (
         f'<section id="sweep-{number}">{heading}'
         f'<p class="soft">{escape(TASKS[summary.task])}, scale {escape(summary.scale)}, reference '
@@ -124,17 +123,17 @@ def figure_html(picture: Picture, name: str) -> str:
     )
 
 
-def _table(table: Table, prefix: str) -> str:
+def _table(table: Table) -> str:
     """Rows under their rule set; the layout heads each row and stays in sight where the table scrolls."""
     columns = range(1, len(table.headings))
     head = "".join(f'<th scope="col"{_left(table, i)}>{escape(table.headings[i])}</th>' for i in columns)
     rows, rules = [], ""
     for row in table.rows:
-        if plain(row.cells[0]) != rules:
-            rules = plain(row.cells[0])
+        if row.cells[0] != rules:
+            rules = row.cells[0]
             span = f'<th scope="rowgroup" class="l group" colspan="{len(columns)}"><span>{escape(rules)}</span></th>'
             rows.append(f"<tr>{span}</tr>")
-        rows.append(f"<tr>{''.join(_td(table, row, i, prefix) for i in columns)}</tr>")
+        rows.append(f"<tr>{''.join(_td(table, row, i) for i in columns)}</tr>")
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.title)}"><table>'
         f"<caption>{escape(table.title)}</caption><thead><tr>{head}</tr></thead>"
@@ -142,28 +141,19 @@ def _table(table: Table, prefix: str) -> str:
     )
 
 
-def _td(table: Table, row: Row, column: int, prefix: str) -> str:
+def _td(table: Table, row: Row, column: int) -> str:
     cell = row.cells[column]
     if column == 1:
-        return f'<th scope="row" class="l">{_cell(cell, prefix)}</th>'
+        return f'<th scope="row" class="l">{escape(cell)}</th>'
     if column in table.left:
         status = "open-s" if row.status == "open" else row.status
-        tag, colon, why = plain(cell).partition(":")
+        tag, colon, why = cell.partition(":")
         return f'<td class="l w {status}"><b>{escape(tag)}</b>{colon}{escape(why)}</td>'
-    return f"<td>{_cell(cell, prefix)}</td>"
+    return f"<td>{escape(cell)}</td>"
 
 
 def _left(table: Table, column: int) -> str:
     return ' class="l"' if column in table.left else ""
-
-
-def _cell(cell: Cell, prefix: str) -> str:
-    return "".join(
-        escape(piece.text)
-        if piece.value is None
-        else f'<data value="{piece.value!r}" data-path="{escape(prefix + piece.path)}">{escape(piece.text)}</data>'
-        for piece in cell
-    )
 
 
 def _notes() -> str:

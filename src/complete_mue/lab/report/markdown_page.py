@@ -175,8 +175,8 @@ def _section(chapter: Chapter, page: Path) -> list[str]:
     parts += ['<details markdown="1">', "<summary>Pictures, table, command</summary>", ""]
     if summary.probe:
         parts += [*image("roles"), markdown(role_table(summary))]
-    for number, scan in enumerate(() if summary.probe else summary.scans):
-        parts += [*image(scan.hyper), markdown(axis_table(summary, scan, f"scans.{number}"))]
+    for scan in () if summary.probe else summary.scans:
+        parts += [*image(scan.hyper), markdown(axis_table(summary, scan))]
     if summary.scaling:
         parts += [*image("scaling"), *_speedup_words(summary), *image("speedup"), markdown(runs_table(summary))]
     if "first-steps" in drawn:

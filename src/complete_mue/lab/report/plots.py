@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import textwrap
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -11,6 +12,8 @@ from complete_mue.errors import FileError
 from complete_mue.lab.report.pictures import LOOKS, Axis, Drawn, Panel, Picture, look_of
 from complete_mue.storage import whole
 
+_MANY = 12  # panels
+_TITLE = 56  # letters above a panel
 _GREY, _GUIDE = "#5d666f", (0, (5, 4))
 _RING: dict[str, Any] = {
     "marker": "o", "markersize": 11, "markerfacecolor": "none", "markeredgewidth": 1.5, "linestyle": "none"
@@ -24,14 +27,14 @@ def can_plot() -> bool:
 
 
 def write_png(picture: Picture, path: Path, columns: int | None = None, dpi: int = 150) -> Path:
-    """Draw one picture with one y axis, its panels side by side or at most ``columns`` in a row; the file appears whole
-    or not at all."""
+    """Draw one picture with one y axis, its panels side by side or at most ``columns`` in a row, three where they are
+    many; the file appears whole or not at all."""
     if not can_plot():
         raise FileError("a picture needs matplotlib: pip install 'complete-mue[plots]', or look at report.html")
     from matplotlib.figure import Figure
 
     count = len(picture.panels)
-    wide = min(count, columns or count)
+    wide = 3 if count > _MANY else min(count, columns or count)
     high = -(-count // wide)
     size = (4.1 * wide + 0.9 if count > 1 else 6.2, 4.3 if high == 1 else 0.9 + 3.5 * high)
     figure = Figure(figsize=size, layout="constrained")
@@ -39,7 +42,7 @@ def write_png(picture: Picture, path: Path, columns: int | None = None, dpi: int
     for axis, panel in zip(axes, picture.panels, strict=False):
         _draw(axis, picture, panel)
         if count > 1:
-            axis.set_title(_whose(panel.title), fontsize=11, pad=20 if panel.guide else 8)
+            axis.set_title(textwrap.fill(_whose(panel.title), _TITLE), fontsize=11, pad=20 if panel.guide else 8)
     for axis in axes[count:]:
         axis.set_visible(False)
     for axis in axes[::wide]:

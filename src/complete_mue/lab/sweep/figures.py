@@ -88,6 +88,14 @@ def octaves(centre: float, span: Span, per_octave: int = 1) -> tuple[float, ...]
     return tuple(centre * 2 ** (k / per_octave) for k in sorted({*steps, 0}))
 
 
+def scan_of(hyper: str, base: RunConfig, scale: str, span: Span, per_octave: int | None) -> Scan:
+    """Values around the reference's own. Unless told otherwise, a learning rate is scanned in half octaves, which find
+    its optimum more closely, or at scale tiny in octaves; other hyperparameters, whose basins are wide, in octaves."""
+    asked = Hyper.parse(hyper)
+    fine = scale != "tiny" and asked.name in ("lr", "lr_same_decay")
+    return Scan(hyper, octaves(asked.of(base.reference), span, per_octave or (2 if fine else 1)))
+
+
 def figure(
     name: str,
     base: RunConfig,
@@ -96,7 +104,7 @@ def figure(
     rules: Sequence[str] = (DEFAULT_RULES,),
     seeds: Sequence[int] | None = None,
     span: Span | None = None,
-    per_octave: int = 1,
+    per_octave: int | None = None,
     hypers: Sequence[str] | None = None,
 ) -> Sweep:
     """A named figure around ``base``, the dense reference."""
@@ -109,10 +117,8 @@ def figure(
         )
     given = FIGURES[name]
     span = 0 if given.fixed else _SPAN[scale] if span is None else span
-    for each in hypers or ():
-        Hyper.parse(each)
     wanted = tuple(hypers or (given.hypers if scale != "tiny" else given.hypers[:1]))
-    scans = tuple(Scan(each, octaves(Hyper.parse(each).of(base.reference), span, per_octave)) for each in wanted)
+    scans = tuple(scan_of(each, base, scale, span, per_octave) for each in wanted)
     dense = Model(base.shape, base.budget)
     targets = tuple(_target(base, model) for model in (dense, *given.models(dense, scale == "tiny")))
     return Sweep(name, given.title, given.axis, scale, targets, scans, tuple(rules), tuple(seeds or SEEDS[scale]))

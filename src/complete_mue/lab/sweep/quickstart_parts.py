@@ -23,9 +23,10 @@ from complete_mue.lab.report.summary import Summary, summarize
 from complete_mue.lab.report.verdict import Line
 from complete_mue.lab.sweep.grid import REFERENCE_RULES
 from complete_mue.lab.sweep.quickstart import COST_LIMIT, DRIFT_LIMIT, OURS, RIVAL, Found, found_by, worst_along
+from complete_mue.layout.axes import AXES
 
 DERIVED = "complete_mue"  # the paper's rules, which follow from sizes; OURS adds a measured factor
-AXES = {"width": "width", "active": "activated experts", "granularity": "granularity"}
+WALKED = {name: AXES[name].title.split(":")[0].split(",")[0].lower() for name in ("width", "activated", "granularity")}
 _STEPS, _DRAWS, _LAYOUT = 4, 2, "8e2a"
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -52,7 +53,7 @@ def sizes() -> Part:
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         found = dict(zip((DERIVED, RIVAL), pool.map(_walk, (DERIVED, RIVAL)), strict=True))
     rows, held = [], dict[str, dict[str, bool]]()
-    for place, name in enumerate(AXES.values()):
+    for place, name in enumerate(WALKED.values()):
         for rules, result in found.items():
             axis = result.axes[place]
             worst = max(axis.roles, key=lambda role: max(_off(role)))
@@ -78,7 +79,7 @@ def sizes() -> Part:
 
 def _walk(rules: str) -> CheckResult:
     torch.set_num_threads(1)
-    return check(language_model_setup, list(AXES), layout=_LAYOUT, rules=rules, steps=_STEPS, seeds=_DRAWS)
+    return check(language_model_setup, list(WALKED), layout=_LAYOUT, rules=rules, steps=_STEPS, seeds=_DRAWS)
 
 
 def _off(role: RoleVerdict) -> tuple[float, float]:
@@ -93,7 +94,7 @@ def _relative(role: RoleVerdict) -> list[float]:
 def _sizes_picture(found: dict[str, CheckResult]) -> Picture:
     styles = {role.role: i for i, role in enumerate(next(iter(found.values())).axes[0].roles, start=1)}
     panels = tuple(
-        Panel(f"{AXES[axis.axis]}, {rules}", log_axis(AXES[axis.axis], axis.xs), _size_lines(axis, styles))
+        Panel(f"{WALKED[axis.axis]}, {rules}", log_axis(WALKED[axis.axis], axis.xs), _size_lines(axis, styles))
         for rules, result in found.items()
         for axis in result.axes
     )

@@ -35,11 +35,11 @@ class SweepRequest:
     roles: list[str] | None = None
     seeds: int | None = None
     span: int | tuple[float, float] | None = None
-    per_octave: int = 1
+    per_octave: int | None = None
     overrides: list[str] | None = None
 
     def __post_init__(self) -> None:
-        if self.from_file and (self.hypers or self.span or self.per_octave != 1):
+        if self.from_file and (self.hypers or self.span or self.per_octave):
             raise RunError(
                 f"{self.figure}: --hyper, --span, --octaves and --per-octave are for named figures; write [scan] there"
             )

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 import torch
 
 from complete_mue.errors import RunError, nearest
-from complete_mue.lab.sweep.figures import SEEDS, Span, octaves
-from complete_mue.lab.sweep.grid import Scan, Sweep, Target
-from complete_mue.lab.sweep.hypers import Hyper
+from complete_mue.lab.sweep.figures import SEEDS, Span, scan_of
+from complete_mue.lab.sweep.grid import Sweep, Target
 from complete_mue.lab.train.config import RunConfig, override
 from complete_mue.lab.train.task import build
 from complete_mue.layout import FeedForward, Role
@@ -34,7 +33,7 @@ def role_sweep(
     rules: Sequence[str] = (DEFAULT_RULES,),
     seeds: Sequence[int] | None = None,
     span: Span | None = None,
-    per_octave: int = 1,
+    per_octave: int | None = None,
 ) -> Sweep:
     """Scans of single ``roles`` (``embedding+readout`` for several together; default: each of the model's) on
     ``targets``: layouts such as ``64e2a``, or changes of the reference's config such as ``shape.width=512``."""
@@ -47,10 +46,7 @@ def role_sweep(
     if unknown:
         raise RunError(f"role {unknown[0]!r}{nearest(unknown[0], found)}: these targets have {', '.join(found)}")
     names = [f"{role}.{hyper}" for hyper in hypers or ("lr",) for role in wanted if _fits(role, hyper, bool(roles))]
-    scans = tuple(
-        Scan(name, octaves(Hyper.parse(name).of(base.reference), 2 if span is None else span, per_octave))
-        for name in names
-    )
+    scans = tuple(scan_of(name, base, scale, 2 if span is None else span, per_octave) for name in names)
     made = (Target("dense", None, base, scanned="dense" in targets), *(one for one in probed if one.name != "dense"))
     return Sweep(
         "roles", "Roles, one at a time", "experts per active one", scale, made, scans, tuple(rules),

@@ -1,9 +1,7 @@
 """Tune the dense reference: one hyperparameter after the other, each scan as a sweep of its own.
 
 A scan whose best value lies on the edge of its grid is widened until the optimum is bracketed; what was trained before
-is not trained again. The last scan looks at the learning rate once more, with the others at their optimum. It keeps the
-grid's spacing, with which the figures are scanned: closer values would be nearer to a parabola, but tell less through
-the noise, since the loss hardly differs between them.
+is not trained again. The last scan looks at the learning rate once more, with the others at their optimum.
 """
 
 from __future__ import annotations

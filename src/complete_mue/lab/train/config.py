@@ -25,7 +25,7 @@ from complete_mue.rules import DEFAULT_RULES
 @dataclass(frozen=True)
 class TextTask:
     """Next-token prediction. ``source`` is ``stdlib`` (Python's own sources, bytes) or a prepared folder; ``data`` says
-    what it must hold (data/identity.py), and is filled in when a run starts.
+    what it must hold (data/digest.py), and is filled in when a run starts.
     """
 
     source: str = "stdlib"
@@ -48,8 +48,9 @@ class TextTask:
 class PictureTask:
     """Flow matching on captioned pictures.
 
-    ``source`` is ``scenes``, ``shapes`` (simpler), ``sprites`` (video), a folder of images, or one of cached features,
-    whose latents ``size`` and ``frames`` then describe. ``data`` says what the source must hold, as of TextTask.
+    ``source`` is ``scenes``, ``shapes`` (simpler), ``sprites`` (video), captioned images (a folder, a .tar or a folder
+    of them, an .npz), or a folder of cached features, whose latents ``size`` and ``frames`` then describe.
+    ``data`` says what the source must hold, as of TextTask.
     """
 
     source: str = "scenes"
@@ -77,7 +78,7 @@ class PictureTask:
 
 def _check_data(source: str, epochs: str, data: str) -> None:
     if not isinstance(source, str) or not source or "\0" in source:
-        raise RunError(f"task.source = {source!r}: give the name of a built-in source, or a folder")
+        raise RunError(f"task.source = {source!r}: give the name of a built-in source, or a path")
     if epochs not in ("single", "repeat"):
         raise RunError(f"task.epochs = {epochs!r}: give 'single' or 'repeat'")
     if not isinstance(data, str):

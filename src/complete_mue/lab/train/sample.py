@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from complete_mue.errors import RunError
-from complete_mue.lab.data import ByteTokenizer, FeatureData, caption_tokens
+from complete_mue.lab.data import ByteTokenizer, caption_tokens
 from complete_mue.lab.data.digest import tokenizer_identity
 from complete_mue.lab.data.encoders import Autoencoder, TextEncoder, fingerprint
 from complete_mue.lab.data.features import FeatureManifest
 from complete_mue.lab.data.manifest import Manifest
+from complete_mue.lab.data.pictures import open_pictures
+from complete_mue.lab.data.shard_folder import holds_features
 from complete_mue.lab.data.tokenizers import Tokenizer
 from complete_mue.lab.models.dit import DiffusionTransformer
 from complete_mue.lab.models.flow_sampling import sample
@@ -21,7 +23,6 @@ from complete_mue.lab.models.lm import LanguageModel
 from complete_mue.lab.train import checkpoint
 from complete_mue.lab.train.config import PictureTask, RunConfig, TextTask, read_config
 from complete_mue.lab.train.contact_sheet import grid, write_animation, write_png
-from complete_mue.lab.train.sources import BUILT_IN, holds_features, picture_source
 from complete_mue.lab.train.task import build
 
 
@@ -108,9 +109,7 @@ def _path(out: Path, video: bool) -> Path:
 
 def _features(task: PictureTask) -> FeatureManifest | None:
     """The manifest of the features that a run was trained on; None for pixels."""
-    if task.source in BUILT_IN or not holds_features(Path(task.source)):
-        return None
-    return FeatureManifest.read(task.source)
+    return FeatureManifest.read(task.source) if holds_features(Path(task.source)) else None
 
 
 def _autoencoder(task: PictureTask, features: FeatureManifest | None, given: str | None) -> Autoencoder | None:
@@ -156,9 +155,11 @@ def _text(
         for row, length in zip(hidden, lengths.tolist(), strict=True):
             row[length:] = torch.nan
         return hidden
+    data = open_pictures(
+        task.source, size=task.size, frames=task.frames, text_length=task.text_length, epochs="repeat", rows=1,
+        seed=seed + 1,
+    )  # fmt: skip
     if features is not None:
-        data = FeatureData(task.source, rows=1)
-        numbers = np.random.default_rng(seed).integers(0, data.items, count)
-        return data.at(numbers).text
-    source = picture_source(task, count, seed + 1).data
-    return caption_tokens(source.captions(source.indices(0)), task.text_length)
+        return data.at(np.random.default_rng(seed).integers(0, features.items, count)).text
+    numbers = np.concatenate([data.indices(step) for step in range(count)])
+    return caption_tokens(data.captions(numbers), task.text_length)

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from complete_mue.errors import RunError
 from complete_mue.lab.data import StandardLibrary, TextData
+from complete_mue.lab.data.pictures import open_pictures
 from complete_mue.lab.models import DiffusionTransformer, LanguageModel
 from complete_mue.lab.nn.router import Routing
 from complete_mue.lab.train.config import PictureTask, RunConfig, TextTask
 from complete_mue.lab.train.parallel import ALONE, Ranks
-from complete_mue.lab.train.sources import picture_source
 from complete_mue.layout import Budget
 from complete_mue.plan.plan import Plan
 
@@ -130,16 +130,20 @@ def _text(
 def _pictures(
     config: RunConfig, task: PictureTask, plan: Plan, replicas: int | None, device: torch.device | None, ranks: Ranks
 ) -> Task:
-    source = picture_source(task, config.rows, config.seed, ranks.rank, ranks.world)
-    patch = (1, task.patch, task.patch) if source.video else (task.patch, task.patch)
+    data = open_pictures(
+        task.source, size=task.size, frames=task.frames, text_length=task.text_length, epochs=task.epochs,
+        rows=config.rows, seed=config.seed, rank=ranks.rank, world=ranks.world,
+    )  # fmt: skip
+    channels, length = data.image_shape[0], data.text_shape[0]
+    patch = (1, task.patch, task.patch) if len(data.image_shape) == 4 else (task.patch, task.patch)
     with _on(device):
         model = DiffusionTransformer(
-            config.shape, source.channels, patch, plan, text_features=source.text_features, qk_norm=config.qk_norm,
-            router=config.router, replicas=replicas,
+            config.shape, channels, patch, plan, text_features=next(iter(data.text_shape[1:]), None),
+            qk_norm=config.qk_norm, router=config.router, replicas=replicas,
         )  # fmt: skip
 
     def batch(step: int) -> Batch:
-        pictures = source.data.batch(step)
+        pictures = data.batch(step)
         generator = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
         # Drawn for the rows of all ranks, so that a row's noise is the same whatever their number.
         shape = (config.rows, *pictures.images.shape[1:])
@@ -153,9 +157,9 @@ def _pictures(
         x, t, text, velocity = batch
         return velocity_loss(model(x, t, text, routings=routings), velocity, len(patch))
 
-    sequence = task.tokens_per_row() + source.text_length
-    pixels = source.channels * task.patch**2
-    return Task(model, batch, loss, sequence, 2 * config.shape.width * pixels, source.steps)
+    sequence = task.tokens_per_row() + length
+    pixels = channels * task.patch**2
+    return Task(model, batch, loss, sequence, 2 * config.shape.width * pixels, data.steps)
 
 
 def _on(device: torch.device | None) -> contextlib.AbstractContextManager[Any]:
