@@ -22,10 +22,11 @@ test-portable: $(VENV)/.dev
 test-slow: $(VENV)/.dev
 	$(PYTEST) -m slow
 
-# Exports read back with the tools they are for, data through its optional libraries; --no-deps keeps torch as it is.
+# What else needs tools: exports read back with those they are for, data through its optional libraries. --no-deps keeps
+# torch as it is.
 test-tools: $(VENV)/.dev
 	$(PIP) --no-deps -r tests/tools.txt
-	$(PYTEST) tests/export tests/data tests/evals
+	$(PYTEST) -m tools --with-tools $$(grep -rl --include='test_*.py' 'mark\.tools' tests)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
     python scripts/transfer.py DATA                          # language, on text that `mue data prepare` made
     python scripts/transfer.py scenes --task dit             # diffusion, on procedural scenes
     python scripts/transfer.py DATA --only activated,width   # some figures
+    python scripts/transfer.py DATA --seconds 540            # start nothing new after nine minutes
     python scripts/transfer.py stdlib --scale tiny           # a look at it all on a CPU, in hours
     python scripts/transfer.py DATA --list                   # the commands alone, with what each costs
     python scripts/transfer.py DATA --known docs/results/transfer   # go on from packed records, of the same data
@@ -28,6 +29,7 @@ At the end:
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 import sys
 from dataclasses import dataclass, replace
@@ -198,7 +200,8 @@ def main() -> int:
     parser.add_argument("--known", type=Path, action="append", default=[], help="sweeps to take finished runs from")
     parser.add_argument("--trust-known", action="store_true", help="also those that do not say what their data held")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="start nothing after so many")
+    parser.add_argument("--list", action="store_true", help="print the commands and stop")
     given = parser.parse_args()
     only = tuple(name for name in given.only.split(",") if name)
     unknown = [name for name in only if name not in AXES[given.task]]
@@ -222,7 +225,11 @@ def main() -> int:
         if mue(evidence.tuning()).wait():
             return 1
         evidence.write_longer()
-    return 1 if take_turns(evidence.sweeps(), lambda entry: evidence.command(*entry), given.jobs, apart=True) else 0
+    failed = take_turns(
+        evidence.sweeps(), lambda entry: evidence.command(*entry), given.jobs, apart=True, seconds=given.seconds,
+        logs=given.runs / "logs",
+    )  # fmt: skip
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

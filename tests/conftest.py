@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ with contextlib.suppress(ModuleNotFoundError):  # GPU machines may come without 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seeds", type=int, default=1, help="run each test with N draws of torch's numbers")
     parser.addoption("--without-onednn", action="store_true", help="torch computes without oneDNN")
+    parser.addoption("--with-tools", action="store_true", help="a tool that is missing is a failure")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -49,6 +51,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in gpu:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """No test runs nowhere: one that lacks a tool is marked, and `make test-tools`, where none is missing, runs it."""
+    import not_run
+
+    report = yield
+    lacks = report.skipped and not_run.remedy(str(report.longrepr)) == "make test-tools"
+    if lacks and (item.config.getoption("--with-tools") or not item.get_closest_marker("tools")):
+        report.outcome = "failed"
+        report.longrepr = f"{report.longrepr}: mark the test with `tools`, name what it needs in tests/tools.txt"
+    return report
 
 
 @pytest.fixture(autouse=True)

@@ -23,8 +23,14 @@ REMEDIES = {
 def lines(reasons: Iterable[str]) -> list[str]:
     """One line per reason, the most frequent first."""
     counts = Counter(reason.removeprefix("Skipped: ") for reason in reasons)
-    return [f"{count:5} {reason}{_remedy(reason)}" for reason, count in counts.most_common()]
+    found = []
+    for reason, count in counts.most_common():
+        found.append(f"{count:5} {reason}")
+        if command := remedy(reason):
+            found[-1] += f"\n      -> {command}"
+    return found
 
 
-def _remedy(reason: str) -> str:
-    return next((f"\n      -> {command}" for part, command in REMEDIES.items() if re.search(part, reason)), "")
+def remedy(reason: str) -> str:
+    """The command that would run it, or nothing."""
+    return next((command for part, command in REMEDIES.items() if re.search(part, reason)), "")

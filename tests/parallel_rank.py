@@ -1,11 +1,8 @@
-"""One rank of the tests of many ranks: ``torchrun parallel_rank.py OUT STEPS NAME…``, each NAME one of RUNS, with @N
-for experts over N ranks. The first rank leaves losses, norms and details of every run in OUT.
-"""
+"""One rank of the tests of many ranks: the runs they train, by name; a name with @N has experts over N ranks."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -70,17 +67,13 @@ def trained(name: str, steps: int, ranks: Ranks = ALONE) -> dict[str, Any]:
     }
 
 
-def main(out: str, steps: str, *names: str) -> None:
-    torch.set_num_threads(1)
+def train_all(out: str, steps: int, *names: str) -> None:
+    """The first rank leaves losses, norms and details of every run in ``out``."""
     with launched(1, CPU) as ranks:
         found = {}
         for name in names:
             torch.manual_seed(ranks.rank)  # the global seed has no say in anything
-            found[name] = trained(name, int(steps), arranged(int(name.partition("@")[2] or 1), CPU))
+            found[name] = trained(name, steps, arranged(int(name.partition("@")[2] or 1), CPU))
         if ranks.first:
             Path(out).write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
     leave()

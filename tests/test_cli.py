@@ -220,6 +220,7 @@ REFUSED = (
     ("check", "--axis", "activated", "--layout", "8e2a"),
     ("bench", "moe", "--device", "nope"),
     ("bench", "moe", "--figure", "nope"),
+    ("bench", "moe", "--resume"),
     ("cluster", "nope"),
     ("cluster", "lm_large", "--gpus", "x"),
     ("data", "show", "tests"),

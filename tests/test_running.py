@@ -38,7 +38,7 @@ def test_right_by_luck():
 
 @pytest.fixture
 def drawing(pytester: pytest.Pytester, root: Path) -> pytest.Pytester:
-    pytester.makeini("[pytest]\nmarkers =\n numeric: once\n gpu: there")
+    pytester.makeini("[pytest]\nmarkers =\n numeric: once\n gpu: there\n tools: there")
     pytester.makeconftest((root / "tests" / "conftest.py").read_text(encoding="utf-8"))
     pytester.makepyfile(DRAWS)
     return pytester
@@ -64,6 +64,27 @@ def test_what_needs_a_gpu_runs_where_there_is_one(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
     drawing.makepyfile("import pytest\n@pytest.mark.gpu\ndef test_there(): pass\ndef test_anywhere(): pass")
     drawing.runpytest("-p", "no:cacheprovider").assert_outcomes(passed=1 + there, skipped=1 - there)
+
+
+LACKING = """
+import pytest
+
+@pytest.mark.tools
+def test_marked():
+    pytest.importorskip("no_such_module", reason="needs lm-evaluation-harness")
+
+def test_not_marked():
+    pytest.importorskip("no_such_module", reason="needs lm-evaluation-harness")
+
+def test_something_else():
+    pytest.importorskip("no_such_module", reason="something else")
+"""
+
+
+def test_what_lacks_a_tool_is_marked_and_lacks_none_where_they_are(drawing: pytest.Pytester) -> None:
+    drawing.makepyfile(LACKING)
+    drawing.runpytest("-p", "no:cacheprovider").assert_outcomes(failed=1, skipped=2)
+    drawing.runpytest("-p", "no:cacheprovider", "--with-tools").assert_outcomes(failed=2, skipped=1)
 
 
 def test_what_did_not_run_is_counted_and_says_what_would_run_it() -> None:

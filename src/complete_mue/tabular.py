@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 def terminal_table(headings: Iterable[str], words: Container[str], title: str | None = None, **style: Any) -> Table:
-    """An empty table: columns headed by one of ``words`` stand to the left, the others hold numbers. ``style`` is for
-    rich; without one, only the headings are ruled off."""
+    """An empty table: columns headed by one of ``words`` stand to the left, the others hold numbers. Only the headings
+    are ruled off, unless ``style``, which is rich's, says otherwise."""
     from rich import box
     from rich.table import Table
 
-    plain = {"box": box.SIMPLE_HEAD, "pad_edge": False}
-    table = Table(title=title, title_justify="left", **(style or plain))
+    style = {"box": box.SIMPLE_HEAD, "pad_edge": False, "title_justify": "left", **style}
+    table = Table(title=title, **style)
     for heading in headings:
         table.add_column(heading, justify="left" if heading in words else "right")
     return table

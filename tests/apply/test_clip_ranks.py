@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from clip_rank import clip  # noqa: E402
+from ranks import forked  # noqa: E402
 
 
 def test_plain_tensors_and_two_meshes_in_one_process(tmp_path: Path) -> None:
@@ -18,4 +19,4 @@ def test_plain_tensors_and_two_meshes_in_one_process(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_experts_dealt_out_and_cut_over_ranks(tmp_path: Path) -> None:
     meshes = [(4, 1), (1, 4), (2, 2)]
-    torch.multiprocessing.spawn(clip, args=(str(tmp_path / "rendezvous"), meshes), nprocs=4)
+    forked(clip, 4, str(tmp_path / "rendezvous"), meshes)

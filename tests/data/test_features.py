@@ -160,6 +160,7 @@ def test_damage_and_mistakes_are_named(tmp_path: Path) -> None:
 # -- real libraries, tiny models --------------------------------------------------------------------------------------
 
 
+@pytest.mark.tools
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_real_autoencoder(tmp_path: Path) -> None:
     diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")

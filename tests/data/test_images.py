@@ -113,11 +113,13 @@ def dataset(tmp_path: Path) -> HubImages:
     return HubImages(tmp_path / "saved")
 
 
-@pytest.mark.parametrize("make", [folder_beside, folder_listed, tars, arrays, dataset])
+@pytest.mark.parametrize(
+    "make", [folder_beside, folder_listed, tars, arrays, pytest.param(dataset, marks=pytest.mark.tools)]
+)
 def test_every_picture_once_with_its_own_caption(tmp_path: Path, make: Callable[[Path], Any]) -> None:
     collection = make(tmp_path)
     ranks = [ImageData(collection, size=SIZE, rows=6, text_length=16, rank=rank, world=2) for rank in range(2)]
-    whole = ImageData(collection, size=SIZE, rows=6, text_length=16, workers=2)
+    whole = ImageData(collection, size=SIZE, rows=6, text_length=16)
     seen = []
     for step in range(len(whole)):
         batch, parts = whole.batch(step), [data.batch(step) for data in ranks]
@@ -133,17 +135,6 @@ def test_every_picture_once_with_its_own_caption(tmp_path: Path, make: Callable[
     assert seen != sorted(seen)
     with pytest.raises(RunError, match="4 steps of 6 rows"):
         whole.batch(4)
-
-
-def test_held_out_pictures_are_others(tmp_path: Path) -> None:
-    collection = arrays(tmp_path)
-    sets = [
-        {c for data in [ImageData(collection, size=SIZE, rows=1, held_out=0.25, split=split)]
-         for step in range(len(data)) for c in data.captions(data.indices(step))}
-        for split in ("train", "held_out")
-    ]  # fmt: skip
-    assert (len(sets[0]), len(sets[1])) == (18, 6)
-    assert not sets[0] & sets[1]
 
 
 # -- cutting to size --------------------------------------------------------------------------------------------------
@@ -230,8 +221,8 @@ def test_broken_tars_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="no pictures"):
         ImageTars(tar(tmp_path / "f.tar", {"a.txt": b"one"}))
     data = ImageData(ImageTars(good), size=8, rows=1)
-    good.write_bytes(good.read_bytes()[:700])
-    with pytest.raises(FileError, match=r"a\.tar: cut off|damaged"):
+    good.write_bytes(good.read_bytes()[:520])
+    with pytest.raises(FileError, match=r"a\.tar: .*cut off"):
         data.batch(0)
 
 
@@ -253,10 +244,10 @@ def test_fuzzed_pictures_decode_or_are_named(content: bytes, cut: int, kind: str
         ('{"file": "../a.png", "caption": "x"}', "points out of the folder"),
         ('{"file": "/etc/passwd", "caption": "x"}', "points out of the folder"),
         ('{"file": "b.png", "caption": "x"}', r"captions\.jsonl:1: no picture 'b\.png'"),
-        ('{"file": "a.png"}', "write one object per line"),
-        ('{"file": 3, "caption": "x"}', "write one object per line"),
+        ('{"file": "a.png"}', "write it as"),
+        ('{"file": 3, "caption": "x"}', "write it as"),
         ('{"file": "a.png", "caption": 3}', r"captions\.jsonl:1: the caption is '3', not a text"),
-        ("nonsense", "write one object per line"),
+        ("nonsense", "write one JSON object per line"),
     ],
 )
 def test_broken_caption_tables_are_named(tmp_path: Path, row: str, says: str) -> None:
@@ -307,6 +298,7 @@ def test_arrays_that_would_unpack_to_too_much_are_refused(tmp_path: Path, monkey
         ImageArrays(tmp_path / "a.npz")
 
 
+@pytest.mark.tools
 def test_dataset_columns_are_named(tmp_path: Path) -> None:
     dataset(tmp_path)
     with pytest.raises(FileError, match=r"'caption'.*image, text.*caption_"):

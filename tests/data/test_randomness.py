@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from complete_mue.errors import RunError, ShapeError
-from complete_mue.lab.data.item_order import Rows, Sampling, part
+from complete_mue.lab.data.item_order import Rows, Sampling
 from complete_mue.lab.data.randomness import Permutation, choice, uniform
 
 
@@ -84,16 +84,8 @@ def test_past_the_end_says_how_many_steps_there_are() -> None:
         (lambda: Sampling(3, Rows(8)), "fewer than one batch"),
         (lambda: Sampling(8, Rows(8), epochs="many"), "single, repeat"),
         (lambda: Sampling(8, Rows(8)).indices(-1), "step = -1"),
-        (lambda: part(10, 1.5, "train"), "held_out = 1.5"),
-        (lambda: part(10, 0.0, "held_out"), "held_out = 0"),
-        (lambda: part(10, 0.1, "test"), "train, held_out"),
     ],
 )
 def test_impossible_numbers_are_named(make: object, says: str) -> None:
     with pytest.raises((ShapeError, RunError), match=says):
         make()  # type: ignore[operator]
-
-
-def test_parts_are_disjoint() -> None:
-    assert part(100, 0.25, "train") == (0, 75)
-    assert part(100, 0.25, "held_out") == (75, 25)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-pytestmark = [pytest.mark.numeric, pytest.mark.filterwarnings("ignore")]  # the harness's own
-with pytest.MonkeyPatch.context() as patch:
-    patch.setenv("HF_HUB_OFFLINE", "1")
-    pytest.importorskip("lm_eval", reason="needs lm-evaluation-harness: make test-tools")
+pytestmark = [pytest.mark.tools, pytest.mark.filterwarnings("ignore")]  # the harness's own
 
 from complete_mue.errors import MueError  # noqa: E402
 from complete_mue.lab.data.tokenizers import ByteTokenizer  # noqa: E402
@@ -30,6 +28,14 @@ LONGEST = 512
 
 def quiet(what: str) -> Any:
     return lambda done, total: None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed() -> None:
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        warnings.simplefilter("ignore")
+        pytest.importorskip("lm_eval", reason="needs lm-evaluation-harness: make test-tools")
 
 
 class Stock(torch.nn.Module):

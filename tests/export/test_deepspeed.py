@@ -18,6 +18,7 @@ import json, os, re, sys
 import torch
 import deepspeed
 
+deepspeed.ops.__compatible_ops__ = {}  # nothing is compiled: one process has nobody to send to
 exported = json.load(open(sys.argv[1], encoding="utf-8"))
 names = json.load(open(sys.argv[2], encoding="utf-8"))
 
@@ -76,6 +77,7 @@ NAMES = {
 }
 
 
+@pytest.mark.tools
 def test_engine_has_the_planned_groups(tiny_plan: mue.Plan, tmp_path: Path) -> None:
     from importlib.util import find_spec
 

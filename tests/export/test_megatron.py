@@ -14,10 +14,7 @@ import torch
 import complete_mue as mue
 from complete_mue.export import export
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    pytest.importorskip("megatron.core.optimizer", reason="install megatron-core==0.16.1 without its dependencies")
+pytestmark = [pytest.mark.tools, pytest.mark.filterwarnings("ignore")]
 
 ROLES = {
     "word_embeddings": "embedding", "output_layer": "readout", "final_layernorm": "final_norm", "layernorm": "norm",
@@ -38,6 +35,13 @@ FIELDS = {
 
 def role_of(name: str) -> str:
     return next(role for part, role in ROLES.items() if part in name)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pytest.importorskip("megatron.core.optimizer", reason="install megatron-core==0.16.1 without its dependencies")
 
 
 @pytest.fixture(scope="module")

@@ -16,15 +16,8 @@ INSTALL = (
     "install torchtitan==0.3.0 without its dependencies, and tyro spmd_types==0.2.3 torch_checkpointing torchdata "
     "einops triton tokenizers"
 )
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    for needed in (
-        "torchtitan.components.optimizer",
-        "triton",
-        "torchtitan.models.qwen3",
-        "torchtitan.models.deepseek_v3",
-    ):
-        pytest.importorskip(needed, reason=INSTALL)
+NEEDED = ("torchtitan.components.optimizer", "triton", "torchtitan.models.qwen3", "torchtitan.models.deepseek_v3")
+pytestmark = pytest.mark.tools
 
 ROLES = {
     "tok_embeddings.": "embedding", "lm_head.": "readout",
@@ -34,6 +27,14 @@ ROLES = {
     ".w2_EDF": "expert_down", ".w1_EFD": "expert_up", ".w3_EFD": "expert_up", ".router.": "router",
     "layers.": "norm", "norm.": "final_norm",
 }  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for module in NEEDED:
+            pytest.importorskip(module, reason=INSTALL)
 
 
 def role_of(name: str) -> str:

@@ -43,7 +43,7 @@ from typing import Any
 
 from watch import MARK, Watched, held, marked, send, strays, strike, tree
 
-STEPS = 200
+STEPS, BLOWS = 200, 4
 RUN = (
     "lm_tiny:8e2a1s", "shape.width=32", "shape.depth=2", "task.sequence=32", "budget.batch_tokens=256", "betas=hold",
     "reference.hyper.lr=1e-3", "checkpoint_every=7", "device=cpu",
@@ -197,8 +197,8 @@ class Reference:
 class Soak:
     """Rounds of disturbed runs in one folder."""
 
-    def __init__(self, folder: Path, seed: int, steps: int, say: Callable[[str], None]) -> None:
-        self.folder, self.steps, self.say = folder, steps, say
+    def __init__(self, folder: Path, seed: int, steps: int, say: Callable[[str], None], blows: int = BLOWS) -> None:
+        self.folder, self.steps, self.say, self.blows = folder, steps, say, blows
         self.draw, self.mark = random.Random(seed), f"{os.getpid()}-{time.time_ns()}"
         self.references: dict[str, Reference] = {}
         self.rounds: list[Round] = []
@@ -232,7 +232,7 @@ class Soak:
         run, began, this = self._fresh(f"{kind.name}-{number}"), time.monotonic(), Round(kind.name)
         self.rounds.append(this)
         refused = False
-        for attempt in range(self.draw.randint(1, 4)):
+        for attempt in range(self.draw.randint(1, self.blows)):
             blow = self.draw.choice(kind.blows)
             self.say(f"round {number}, {kind.name}: attempt {attempt + 1}, {blow}")
             done = self._start(kind, run, attempt, blow, restart=refused)
@@ -518,17 +518,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=STEPS, help=f"steps of a run (default {STEPS}); half in a sweep")
     parser.add_argument("--only", default="", help="some kinds alone: " + ",".join(kind.name for kind in KINDS))
     parser.add_argument("--rounds", type=int, default=None, help="so many rounds, whatever time they take")
+    parser.add_argument("--blows", type=int, default=BLOWS, help=f"at most so many in a round (default {BLOWS})")
     parser.add_argument("--out", type=Path, help="write a JSON record")
     given = parser.parse_args(arguments)
     names = [name for name in given.only.split(",") if name] or [kind.name for kind in KINDS]
     kinds = [kind for kind in KINDS if kind.name in names]
-    if len(kinds) != len(names) or given.minutes <= 0 or given.steps < 1:
-        parser.error(f"--only takes {', '.join(kind.name for kind in KINDS)}; --minutes and --steps are above 0")
+    if len(kinds) != len(names) or given.minutes <= 0 or given.steps < 1 or given.blows < 1:
+        parser.error(
+            f"--only takes {', '.join(kind.name for kind in KINDS)}; --minutes, --steps and --blows are above 0"
+        )
     if not Path("/proc/self/environ").exists():
         parser.error("processes are watched through /proc: run this on Linux")
     began, stopped = time.monotonic(), False
     with tempfile.TemporaryDirectory(prefix="soak-", ignore_cleanup_errors=True) as folder:
-        soak = Soak(Path(folder), given.seed, given.steps, _teller(given.minutes))
+        soak = Soak(Path(folder), given.seed, given.steps, _teller(given.minutes), given.blows)
         try:
             for kind in kinds:
                 soak.undisturbed(kind)

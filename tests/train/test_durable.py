@@ -287,7 +287,7 @@ def test_a_pipe_in_a_checkpoint_does_not_hang(tmp_path: Path, file: str) -> None
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, old)
-    assert f"{file} is not a file" in warnings[0]
+    assert f"{file}: not a plain file" in warnings[0]
 
 
 def test_a_line_of_metrics_without_a_loss(tmp_path: Path) -> None:

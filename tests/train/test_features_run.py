@@ -32,6 +32,7 @@ def draw(run: Path, out: Path, prompt: str = "", **options: Any) -> Path:
     return draw_pictures(config, model, prompt, 4, out, steps=2, guidance=2.0, seed=0, **options)
 
 
+@pytest.mark.tools
 def test_latents_of_a_real_autoencoder(tmp_path: Path) -> None:
     diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
     torch.manual_seed(0)

@@ -207,7 +207,7 @@ def test_learning_rates_follow_plan_and_schedule(tmp_path: Path) -> None:
         ("budget=3", "give one of its keys"),
         ("budget.steps.x=3", "has no keys below"),
         ("budget.batch_tokens=7", "not a whole number of rows"),
-        ("precision=int8", "give 'float32' or 'bfloat16'"),
+        ("precision=int8", "give one of float32, bfloat16"),
         ("budget.steps=0", "whole number"),
     ],
 )

@@ -18,6 +18,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import ranks  # noqa: E402
 from complete_mue.errors import RunError  # noqa: E402
 from complete_mue.lab.train import checkpoint  # noqa: E402
 from complete_mue.lab.train.config import RunConfig, override, read_config  # noqa: E402
@@ -27,7 +28,7 @@ from complete_mue.lab.train.run_folder import read_metrics  # noqa: E402
 from complete_mue.lab.train.sharded_tensors import Part, Pieces  # noqa: E402
 from device_rank import FULL  # noqa: E402
 from in_process import mue  # noqa: E402
-from parallel_rank import RUNS, config_of, trained  # noqa: E402
+from parallel_rank import RUNS, config_of, train_all, trained  # noqa: E402
 
 STEPS = 10
 NEAR = 1e-4  # float32 losses of 20 steps: sums in another order, and a token here and there that they route elsewhere
@@ -55,9 +56,8 @@ def finished(command: list[str], **more: str) -> str:
     return out
 
 
-def assert_one_run(ranks: int, names: list[str], folder: Path) -> None:
-    script = str(Path(__file__).parents[1] / "parallel_rank.py")
-    finished(torchrun(ranks, script, str(folder / "out.json"), str(STEPS), *names))
+def assert_one_run(number: int, names: list[str], folder: Path) -> None:
+    ranks.connected(train_all, number, str(folder / "out.json"), STEPS, *names)
     found: dict[str, Any] = json.loads((folder / "out.json").read_text())
     assert list(found) == names
     for name, many in found.items():
@@ -94,18 +94,12 @@ def test_four_ranks_cut_and_dealt_out_over_two_and_four(tmp_path: Path) -> None:
 # -- the command ---------------------------------------------------------------------------------------------------
 
 
+def words(run: Path, *more: str) -> list[str]:
+    return ["train", *RUNS["shared"], "checkpoint_every=5", "device=cpu", *more, "--out", str(run)]
+
+
 def command(run: Path, *more: str) -> list[str]:
-    return [
-        "-m",
-        "complete_mue",
-        "train",
-        *RUNS["shared"],
-        "checkpoint_every=5",
-        "device=cpu",
-        *more,
-        "--out",
-        str(run),
-    ]
+    return ["-m", "complete_mue", *words(run, *more)]
 
 
 def losses(run: Path) -> list[float]:
@@ -121,12 +115,12 @@ def alone(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_a_checkpoint_of_four_ranks_resumes_on_any_number(tmp_path: Path, alone: Path) -> None:
     four = tmp_path / "four"
-    assert "20 steps on 4 ranks" in finished(torchrun(4, *command(four, "expert_parallel=2")))
+    assert "20 steps on 4 ranks" in ranks.mue(4, tmp_path / "four.txt", *words(four, "expert_parallel=2"))
     assert losses(four) == pytest.approx(losses(alone), rel=NEAR)
     run = tmp_path / "two"
     shutil.copytree(four, run)
     shutil.rmtree(checkpoint.Checkpoint.listed(run)[0].folder)
-    out = finished(torchrun(2, *command(run, "expert_parallel=1", "--resume")))
+    out = ranks.mue(2, tmp_path / "two.txt", *words(run, "expert_parallel=1", "--resume"))
     assert "step 1/20" not in out
     assert losses(run) == pytest.approx(losses(alone), rel=NEAR)
     # And in one process without torchrun: the same tensors, whole.
@@ -148,7 +142,7 @@ def children(pid: int) -> list[int]:
 @pytest.mark.slow
 def test_a_killed_rank_is_restarted_and_nothing_is_lost(tmp_path: Path) -> None:
     longer = ("budget.steps=60", "expert_parallel=2")
-    finished(torchrun(2, *command(tmp_path / "whole", *longer)))
+    ranks.mue(2, tmp_path / "whole.txt", *words(tmp_path / "whole", *longer))
     run = tmp_path / "killed"
     process = started([*torchrun(2, "--max-restarts", "2"), *command(run, *longer, "--resume")])
     deadline = time.monotonic() + 120

@@ -333,15 +333,16 @@ def branch_modules(model: nn.Module, binding: Iterable[Watched]) -> dict[tuple[R
     for role, parts in BRANCHES.items():
         for layer in {b.spec.layer for b in binding if b.spec.role is role and b.spec.layer is not None}:
             within = [b for b in binding if b.spec.layer == layer]
-            paths = [_common_module([b.name for b in within if b.spec.role in parts])]
+            paths = [common_module([b.name for b in within if b.spec.role in parts])]
             shared = [b.name for b in within if b.spec.role in (Role.SHARED_UP, Role.SHARED_DOWN)]
             apart = [name for name in shared if not name.startswith(f"{paths[0]}.")]
-            paths += [_common_module(apart)] if role is Role.EXPERT_DOWN and apart else []
+            paths += [common_module(apart)] if role is Role.EXPERT_DOWN and apart else []
             found[role, layer] = [model.get_submodule(path) for path in paths]
     return found
 
 
-def _common_module(names: list[str]) -> str:
+def common_module(names: Iterable[str]) -> str:
+    """The smallest module around all of these parameters."""
     shared = []
     for steps in zip(*(name.split(".")[:-1] for name in names), strict=False):
         if len(set(steps)) > 1:
@@ -401,7 +402,7 @@ def observe(
         elif b.spec.role in (Role.NORM, Role.FINAL_NORM) and not (b.name.endswith("bias") or any(owner.children())):
             handles.append(owner.register_forward_hook(keep_norm(b.name), with_kwargs=True))
     if inside := [b.name for b in binding if b.spec.layer == 0]:
-        first = model.get_submodule(_common_module(inside))
+        first = model.get_submodule(common_module(inside))
         handles.append(first.register_forward_pre_hook(keep_first, with_kwargs=True))
     try:
         with _Watch(binding, changes, seen):

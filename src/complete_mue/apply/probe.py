@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from complete_mue.apply.observe import common_module
 from complete_mue.layout import Role, TensorSpec
 
 TOKENS = 16
@@ -230,7 +231,7 @@ def _branch_modules(specs: Sequence[TensorSpec], layer: int) -> dict[str, str]:
     for last, roles in _BRANCH_ROLES.items():
         names = [spec.name for spec in here if spec.role in roles and len(spec.axes) > 1]
         ends = [spec.name for spec in here if spec.role is last and spec.multiplied_as == ""]
-        module = _common(names)
+        module = common_module(names)
         if ends and module == top and ends[0].endswith(".weight"):
             module = ends[0].removesuffix(".weight")  # no module around the branch: its last projection ends it
         if ends and module.startswith(top + "."):
@@ -239,16 +240,6 @@ def _branch_modules(specs: Sequence[TensorSpec], layer: int) -> dict[str, str]:
         if spec.multiplied_as == "residual":
             found[spec.name] = _owner(spec)
     return found
-
-
-def _common(names: Sequence[str]) -> str:
-    parts = [name.split(".")[:-1] for name in names]
-    same = []
-    for steps in zip(*parts, strict=False):
-        if len(set(steps)) > 1:
-            break
-        same.append(steps[0])
-    return ".".join(same)
 
 
 # -- routing -------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from complete_mue.cli.app import app, need_torch
+from complete_mue.errors import RunError
 
 
 def _show(result: Any, json: bool, out: Path | None) -> None:
@@ -48,7 +49,7 @@ def bench_moe_command(
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Timed repeats of each row; the median counts.")] = 10,
     seconds: Annotated[float | None, typer.Option(min=1, help="Begin no shape that would end later.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Keep the shapes that OUT has.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep the shapes that OUT has; time the others.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for moe.json and its picture.")] = None,
     draw: Annotated[Path | None, typer.Option(help="Draw an earlier moe.json; time nothing.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -66,6 +67,8 @@ def bench_moe_command(
     from complete_mue.lab.bench.moe_records import check_names
 
     check_names(figure or (), device)  # refused before torch is loaded
+    if resume and out is None:
+        raise RunError("--resume continues what OUT holds: give --out", field="out", remedy="give --out")
     from complete_mue.lab.bench.moe import BenchResult, list_kernels, run
 
     if list_:

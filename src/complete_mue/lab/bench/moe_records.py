@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.box import HEAVY_HEAD
+from rich.console import Group
 from rich.table import Table
 
 from complete_mue.errors import FileError, KernelError, ShapeError, nearest
@@ -125,19 +125,24 @@ class BenchResult:
         other = self.beside(row, to)
         return None if other is None or row.ms is None or other.ms is None else row.ms / other.ms
 
-    def table(self) -> Table:
-        """A table to print: time, ratio to the compiled dense block, speed-up over ``reference`` where that ran."""
-        with_reference = any(row.kernel == REFERENCE and row.ms is not None for row in self.rows)
+    def table(self) -> Group:
+        """A table per figure: time, ratio to the compiled dense block, speed-up over ``reference`` where that ran."""
         title = f"MoE layer, forward + backward, median of {self.repeats} · {', '.join(self.machine.values())}"
+        return Group(title, *(self._table(figure) for figure in self.figures))
+
+    def _table(self, figure: str) -> Table:
+        rows = [row for row in self.rows if row.figure == figure]
+        with_reference = any(row.kernel == REFERENCE and row.ms is not None for row in rows)
         times = ("ms", "/ dense", *(["reference /"] if with_reference else []), "peak GiB")
-        table = terminal_table(("figure", "E", "k", "h", "kernel", *times), ("figure", "kernel"), title, box=HEAVY_HEAD)
+        says = FIGURES[figure][1] if figure in FIGURES else ""
+        table = terminal_table(("E", "k", "h", "kernel", *times), ("kernel",), f"{figure}: {says}")
         previous = None
-        for row in self.rows:
-            if previous is not None and row.shape != previous:
-                table.add_section()
+        for row in rows:
             first = row.shape != previous
+            if first and previous is not None:
+                table.add_section()
             previous = row.shape
-            shape = [row.figure, str(row.experts), str(row.active), str(row.expert_width)] if first else [""] * 4
+            shape = [str(row.experts), str(row.active), str(row.expert_width)] if first else [""] * 3
             if row.error is not None:
                 table.add_row(*shape, row.kernel, "–", "–", *(["–"] if with_reference else []), row.error)
                 continue

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.box import HEAVY_HEAD
 from rich.table import Table
 
 from complete_mue.lab.bench.machine import machine
@@ -76,7 +75,7 @@ class SweepBench:
         """A table to print."""
         headings = ("layout", "step", "K", "ms / step", "tokens/s in all", "x one run", "peak GiB")
         title = f"K runs in one program · {', '.join(self.machine.values())}"
-        table = terminal_table(headings, ("layout", "step"), title, box=HEAVY_HEAD)
+        table = terminal_table(headings, ("layout", "step"), title)
         for row in self.rows:
             speedup, peak = self.speedup(row), row.peak_gib
             table.add_row(

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from rich.box import HEAVY_HEAD
 from rich.table import Table
 
 from complete_mue.errors import RunError
@@ -93,7 +92,7 @@ class TrainBench:
         title = f"{' '.join((self.recipe, *self.overrides))} · {', '.join(self.machine.values())}"
         ratio = "" if self.slowdown is None else f"trainer / minimal loop = {self.slowdown:.3f}"
         headings = ("what", "tokens / step", "ms / step", "fastest", "slowest", "tokens/s", "MFU", "GiB")
-        table = terminal_table(headings, ("what",), title, box=HEAVY_HEAD, caption=ratio, caption_justify="left")
+        table = terminal_table(headings, ("what",), title, caption=ratio, caption_justify="left")
         for row in self.rows:
             table.add_row(
                 row.what, f"{row.tokens_per_step:,}", *(f"{t:.1f}" for t in (row.ms_per_step, row.fastest_ms)),

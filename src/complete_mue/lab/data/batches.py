@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from complete_mue.lab.data.item_order import Order, Rows, Sampling, part
+from complete_mue.lab.data.item_order import Order, Sampling
 
 PADDING = 0  # the byte that fills captions up; no caption holds it
 
@@ -30,10 +30,12 @@ class ImageBatch:
 
 
 class Pictures(ABC):
-    """Items by number, batches by step. ``items`` is None where they never end."""
+    """Items by number, batches by step."""
 
-    items: int | None
-    rows: Rows
+    items: int | None = None  # None where they never end
+    steps: int | None = None  # that the items last; None where they never end, or epochs repeat
+    image_shape: tuple[int, ...]  # channels, (frames,) height, width
+    text_shape: tuple[int, ...]  # length of a text; of features also their size
 
     @abstractmethod
     def indices(self, step: int) -> NDArray[np.int64]:
@@ -51,11 +53,6 @@ class Pictures(ABC):
     def identity(self) -> str:
         """Says whether two sources have the same items."""
 
-    @property
-    def steps(self) -> int | None:
-        """Steps in one epoch; None where they never end."""
-        return None if self.items is None else self.items // self.rows.rows
-
     def batch(self, step: int) -> ImageBatch:
         """This rank's rows at ``step``."""
         return self.at(self.indices(step))
@@ -66,12 +63,9 @@ class SampledPictures(Pictures):
 
     items: int
 
-    def __init__(
-        self, total: int, rows: int, name: str, *, held_out: float = 0.0, split: str = "train", **order: Unpack[Order]
-    ) -> None:
-        self._first, self.items = part(total, held_out, split)
-        self._sampling = Sampling.over(self.items, rows, f"{name}, {split}: pictures", **order)
-        self.rows = self._sampling.rows
+    def __init__(self, items: int, rows: int, name: str, **order: Unpack[Order]) -> None:
+        self.items, self._sampling = items, Sampling.over(items, rows, f"{name}: pictures", **order)
+        self.steps = len(self) if self._sampling.epochs == "single" else None
 
     def __len__(self) -> int:
         return self._sampling.steps

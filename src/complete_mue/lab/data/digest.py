@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from complete_mue.lab.data.manifest import Manifest
-from complete_mue.lab.data.shard_folder import FEATURES
+from complete_mue.lab.data.shard_folder import holds_features
 from complete_mue.lab.data.standard_library import library_checksum
 
 # What a built-in source is known by: a change to what it draws for a seed gives it another text, such as "scenes-2".
@@ -28,7 +28,7 @@ def text_identity(source: str) -> str:
     if source == "stdlib":
         return f"stdlib-{library_checksum()[:16]}"
     manifest = Manifest.read(source)
-    return f"{tokenizer_identity(manifest)}-{_digest([shard.sha256 for shard in manifest.splits['train']])}"
+    return f"{tokenizer_identity(manifest)}-{_digest([shard.sha256 for shard in manifest.splits['train'].shards])}"
 
 
 def tokenizer_identity(manifest: Manifest) -> str:
@@ -37,16 +37,16 @@ def tokenizer_identity(manifest: Manifest) -> str:
 
 
 def picture_identity(source: str) -> str:
-    """Of a built-in source, a folder that ``cache_features`` wrote, or one of captioned images."""
+    """Of a built-in source, a folder that ``cache_features`` wrote, or captioned images."""
     if source in DRAWN:
         return DRAWN[source]
-    if FEATURES.is_at(Path(source)):
+    if holds_features(Path(source)):
         from complete_mue.lab.data.features import FeatureManifest
 
         return f"features-{_digest([shard.sha256 for shard in FeatureManifest.read(source).shards])}"
-    from complete_mue.lab.data.images import ImageFolder
+    from complete_mue.lab.data.pictures import open_collection
 
-    return f"images-{ImageFolder(source).identity()[:16]}"
+    return f"images-{open_collection(source).identity()[:16]}"
 
 
 def identity_now(source: str, known: str) -> str:

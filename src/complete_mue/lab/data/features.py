@@ -19,14 +19,14 @@ import numpy as np
 import torch
 from msgspec import Meta
 from numpy.typing import NDArray
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from complete_mue.errors import FileError, RunError, ShapeError
 from complete_mue.lab.data.batches import ImageBatch, Pictures, SampledPictures
 from complete_mue.lab.data.encoders import Autoencoder, TextEncoder, fingerprint
-from complete_mue.lab.data.extras import need
 from complete_mue.lab.data.file_parts import OpenFiles, StoredRows
-from complete_mue.lab.data.item_order import Choice
+from complete_mue.lab.data.item_order import Order
 from complete_mue.lab.data.progress import Meter
 from complete_mue.lab.data.shard_folder import (
     FEATURES,
@@ -128,19 +128,18 @@ def cache_features(
     }
     with FEATURES.held(out), Meter(progress, total, "items") as meter:
         if (out / MANIFEST).exists():
-            done = FeatureManifest.read(out)
-            refuse_other_request(out, done.asked, asked)
-            return done
+            finished = FeatureManifest.read(out)
+            refuse_other_request(out, finished.asked, asked)
+            return finished
         shards = _finished(out, asked)
-        meter.start("encoding")
+        meter.begin("encoding")
         encode = _Encode(source, images, text, text_length, STORED[store], batch, meter)
-        while (first := sum(shard.items for shard in shards)) < total:
-            numbers = np.arange(first, min(first + shard_items, total))
+        while (done := sum(shard.items for shard in shards)) < total:
+            numbers = np.arange(done, min(done + shard_items, total))
             shards.append(_write(out / f"features-{len(shards):05d}.safetensors", encode(numbers)))
             write_json(out / PROGRESS, asdict(_Progress(asked, shards)))
-        with _opened(out / shards[0].file) as file:
-            shapes = [tuple(file.get_slice(key).get_shape()[1:]) for key in ("images", "text")]
-        manifest = FeatureManifest(asked, shapes[0], shapes[1], tuple(shards))
+        first = StoredRows(out / shards[0].file, OpenFiles(FEATURES.remedy))
+        manifest = FeatureManifest(asked, first.shape("images"), first.shape("text"), tuple(shards))
         FEATURES.finish(out, asdict(manifest))
         return manifest
 
@@ -169,8 +168,7 @@ class _Encode:
         else:
             text, lengths = self.text.encode(self.source.captions(numbers), self.text_length)
             text = self._stored(text, "text features")
-        self.meter.at(int(numbers[-1]) + 1)
-        self.meter.tokens(len(numbers))
+        self.meter.at(int(numbers[-1]) + 1, len(numbers))
         return {
             "images": self._stored(pictures, "latents"), "text": text.cpu(), "lengths": lengths.to(torch.int32).cpu(),
         }  # fmt: skip
@@ -188,32 +186,32 @@ class FeatureData(SampledPictures):
     Text features are NaN after a caption's last token, which the diffusion transformer reads as "no text".
     """
 
-    def __init__(self, folder: str | Path, *, rows: int, verify: bool = False, **choice: Unpack[Choice]) -> None:
+    def __init__(self, folder: str | Path, *, rows: int, verify: bool = False, **order: Unpack[Order]) -> None:
         self.folder, self.manifest = Path(folder), FeatureManifest.read(folder)
         for shard in self.manifest.shards:
             FEATURES.check(self.folder / shard.file, shard.bytes, shard.sha256 if verify else None)
         self._starts = np.cumsum([0, *(shard.items for shard in self.manifest.shards)])
-        super().__init__(self.manifest.items, rows, str(folder), **choice)
-        self._files, self._shards = OpenFiles("cache the features again"), dict[int, StoredRows]()
+        self.image_shape, self.text_shape = self.manifest.image_shape, self.manifest.text_shape
+        super().__init__(self.manifest.items, rows, str(folder), **order)
+        self._files, self._shards = OpenFiles(FEATURES.remedy), dict[int, StoredRows]()
 
     def identity(self) -> str:
-        """The shards' checksums, and which items of them."""
-        return f"{[shard.sha256 for shard in self.manifest.shards]} {self._first} {self.items}"
+        """The shards' checksums."""
+        return f"{[shard.sha256 for shard in self.manifest.shards]} 0 {self.items}"
 
     def captions(self, items: NDArray[np.int64]) -> list[str]:
         """Only bytes can be read back as text."""
-        if len(self.manifest.text_shape) != 1:
+        if len(self.text_shape) != 1:
             raise ShapeError(f"{self.folder}: captions are stored as features, not as text")
         return [bytes(row.tolist()).rstrip(b"\0").decode("utf-8", "replace") for row in self.at(items).text]
 
     def at(self, items: NDArray[np.int64]) -> ImageBatch:
         """Read the items of these numbers."""
-        numbers = self._first + items
-        places = np.searchsorted(self._starts, numbers, side="right") - 1
-        images = torch.empty(len(items), *self.manifest.image_shape)
-        features = len(self.manifest.text_shape) == 2
-        text = torch.empty(len(items), *self.manifest.text_shape, dtype=torch.float32 if features else torch.int64)
-        for row, (number, place) in enumerate(zip(numbers.tolist(), places.tolist(), strict=True)):
+        places = np.searchsorted(self._starts, items, side="right") - 1
+        images = torch.empty(len(items), *self.image_shape)
+        features = len(self.text_shape) == 2
+        text = torch.empty(len(items), *self.text_shape, dtype=torch.float32 if features else torch.int64)
+        for row, (number, place) in enumerate(zip(items.tolist(), places.tolist(), strict=True)):
             inside, shard = number - int(self._starts[place]), self._shard(place)
             try:
                 images[row], text[row] = shard.row("images", inside), shard.row("text", inside)
@@ -250,16 +248,8 @@ def _text_encoder(given: str | Path | TextEncoder | None, device: str | torch.de
     return TextEncoder.load(given, device=device) if isinstance(given, str | Path) else given
 
 
-def _opened(path: Path) -> Any:
-    safetensors = need("safetensors", "cached features")
-    try:
-        return safetensors.safe_open(str(path), framework="pt")
-    except (OSError, safetensors.SafetensorError) as problem:
-        raise FileError(f"{path}: not a safetensors file ({problem}); cache the features again") from None
-
-
 def _write(path: Path, tensors: dict[str, Tensor]) -> FeatureShard:
-    content = need("safetensors.torch", "cached features").save(tensors)
+    content = save(tensors)
     return FeatureShard(path.name, len(tensors["images"]), len(content), write_shard(path, [content]))
 
 

@@ -1,7 +1,7 @@
 """Pictures with captions: folders, arrays and Hugging Face datasets (tars are in ``tars``), sampled as text is.
 
-A ``Collection`` knows items by number; ``ImageData`` cuts them to one size and gives shuffled, single-epoch batches
-that depend on nothing but the step.
+A ``Collection`` lists its items; ``ImageData`` cuts them to one size and gives shuffled, single-epoch batches that
+depend on nothing but the step.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import zipfile
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
 from pathlib import Path, PurePosixPath
 from typing import Any, Unpack
 
@@ -23,7 +24,8 @@ from complete_mue.lab.data.batches import ImageBatch, SampledPictures, caption_t
 from complete_mue.lab.data.decoding import LARGEST_FILE, SUFFIXES, decode, resize
 from complete_mue.lab.data.documents import HubDataset, need_column
 from complete_mue.lab.data.extras import need
-from complete_mue.lab.data.item_order import Choice
+from complete_mue.lab.data.item_order import Order
+from complete_mue.lab.data.text_files import json_lines, unpacked
 from complete_mue.layout.numbers import count
 from complete_mue.storage import LARGEST_JSON
 
@@ -32,36 +34,31 @@ LARGEST_ARRAYS = 2**35
 _LARGEST_CAPTION = 2**20
 
 
-class Collection(ABC):
-    """Pictures with captions, by number."""
+@dataclass(frozen=True)
+class Item:
+    """A captioned picture. ``stamp`` is a size or checksum of it; ``read`` gives an encoded picture, or pixels
+    [(frames,) height, width, 3].
+    """
 
-    name: str
+    name: str  # what it is called in messages
+    caption: str
+    stamp: int | str
+    read: Callable[[], bytes | NDArray[np.uint8]]
 
-    @abstractmethod
-    def __len__(self) -> int: ...
 
-    @abstractmethod
-    def caption(self, item: int) -> str:
-        """The caption of an item."""
+class Collection:
+    """Captioned pictures, by number."""
 
-    @abstractmethod
-    def picture(self, item: int) -> bytes | NDArray[np.uint8]:
-        """An encoded picture, or pixels [(frames,) height, width, 3]."""
-
-    @abstractmethod
-    def where(self, item: int) -> str:
-        """What an item is called in messages."""
-
-    def stamp(self, item: int) -> int | str:
-        """A size or checksum of the picture that is cheap to have."""
-        return ""
+    def __init__(self, name: str, items: Sequence[Item]) -> None:
+        self.name, self.items = name, items
+        if not items:
+            raise FileError(f"{name}: no pictures; a picture ends in {', '.join(SUFFIXES)}")
 
     def identity(self) -> str:
         """Checksum of names, captions and stamps: says whether two collections are the same."""
-        digest = hashlib.sha256(f"{type(self).__name__} {len(self)}".encode())
-        for item in range(len(self)):
-            name = self.where(item).removeprefix(self.name)
-            digest.update(json.dumps([name, self.caption(item), self.stamp(item)]).encode("utf-8"))
+        digest = hashlib.sha256(f"{type(self).__name__} {len(self.items)}".encode())
+        for item in self.items:
+            digest.update(json.dumps([item.name.removeprefix(self.name), item.caption, item.stamp]).encode("utf-8"))
         return digest.hexdigest()
 
 
@@ -73,95 +70,57 @@ class ImageFolder(Collection):
     """
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
-        self.name = self.folder.as_posix()
-        if not self.folder.is_dir():
+        folder = Path(folder)
+        if not folder.is_dir():
             raise FileError(f"{folder}: no such folder; give one with pictures ({', '.join(SUFFIXES)}) and captions")
-        listed = next((self.folder / name for name in CAPTIONS if (self.folder / name).is_file()), None)
-        self._items = self._listed(listed) if listed else self._beside()
-        if not self._items:
-            raise FileError(f"{folder}: no pictures; a picture ends in {', '.join(SUFFIXES)}")
+        table = next((folder / name for name in CAPTIONS if (folder / name).is_file()), None)
+        found = _listed(folder, table) if table else ((path, _caption_file(path)) for path in pictures_in(folder))
+        items = [
+            Item(path.as_posix(), caption, path.stat().st_size, partial(_read, path, LARGEST_FILE))
+            for path, caption in sorted(found, key=itemgetter(0))
+        ]
+        super().__init__(folder.as_posix(), items)
 
-    def _beside(self) -> list[tuple[Path, str]]:
-        found = sorted(path for path in self.folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
-        return [(path, _caption_file(path)) for path in found]
 
-    def _listed(self, table: Path) -> list[tuple[Path, str]]:
-        if table.stat().st_size > LARGEST_JSON:
-            raise FileError(f"{table}: larger than {LARGEST_JSON} bytes; split the folder")
-        items = []
-        for number, line in enumerate(table.read_bytes().splitlines(), start=1):
-            if not line.strip():
-                continue
+def pictures_in(folder: Path) -> Iterator[Path]:
+    """The pictures of a folder and of those in it."""
+    return (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+
+
+def _listed(folder: Path, table: Path) -> Iterator[tuple[Path, str]]:
+    with unpacked(table) as (_, file):
+        for where, row in json_lines(file, table):
             try:
-                row = json.loads(line)
-                file = row["file"] if "file" in row else row["file_name"]
+                name = row["file"] if "file" in row else row["file_name"]
                 caption = row["caption"] if "caption" in row else row["text"]
-                inside = PurePosixPath(file)
-            except (ValueError, KeyError, TypeError, RecursionError):
-                raise FileError(
-                    f'{table}:{number}: write one object per line, such as {{"file": "1.png", "caption": "a cat"}}'
-                ) from None
-            if inside.is_absolute() or ".." in inside.parts or "\\" in file or "\0" in file:
-                raise FileError(f"{table}:{number}: file {file!r} points out of the folder; give a path inside it")
-            if not (self.folder / inside).is_file():
-                raise FileError(f"{table}:{number}: no picture {file!r} in the folder")
-            items.append((self.folder / inside, caption_text(caption, f"{table}:{number}")))
-        return sorted(items, key=lambda item: item[0])
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def caption(self, item: int) -> str:
-        """From the .txt or the table."""
-        return self._items[item][1]
-
-    def picture(self, item: int) -> bytes:
-        """The file's bytes."""
-        return _read(self._items[item][0], LARGEST_FILE)
-
-    def where(self, item: int) -> str:
-        """The file's path."""
-        return self._items[item][0].as_posix()
-
-    def stamp(self, item: int) -> int:
-        """The file's size."""
-        return self._items[item][0].stat().st_size
+                inside = PurePosixPath(name)
+            except (KeyError, TypeError):
+                raise FileError(f'{where}: write it as {{"file": "1.png", "caption": "a cat"}}') from None
+            if inside.is_absolute() or ".." in inside.parts or "\\" in name or "\0" in name:
+                raise FileError(f"{where}: file {name!r} points out of the folder; give a path inside it")
+            if not (folder / inside).is_file():
+                raise FileError(f"{where}: no picture {name!r} in the folder")
+            yield folder / inside, caption_text(caption, where)
 
 
 class ImageArrays(Collection):
-    """``images`` uint8 [n, (frames,) height, width, 3] in an .npz, captions in a JSON list in the same order.
+    """``images`` uint8 [n, (frames,) height, width, 3] in an .npz, captions in a JSON list of the same name beside it.
 
-    The list holds texts, or objects with ``caption``. Without a path for it, it is looked for beside the .npz.
+    The list holds texts, or objects with ``caption``, in the order of the images.
     """
 
-    def __init__(self, arrays: str | Path, captions: str | Path | None = None) -> None:
+    def __init__(self, arrays: str | Path) -> None:
         path = Path(arrays)
-        self.name = path.as_posix()
-        self._images = _load_arrays(path)
-        table = Path(captions) if captions is not None else path.with_suffix(".json")
-        self._captions = _caption_list(table)
-        if len(self._captions) != len(self._images):
-            raise FileError(f"{table}: {len(self._captions)} captions, but {path} holds {len(self._images)} images")
-
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def caption(self, item: int) -> str:
-        """From the list."""
-        return self._captions[item]
-
-    def picture(self, item: int) -> NDArray[np.uint8]:
-        """Pixels."""
-        return self._images[item]
-
-    def where(self, item: int) -> str:
-        """Number in the array."""
-        return f"{self.name}, image {item}"
-
-    def stamp(self, item: int) -> str:
-        """Checksum of the pixels."""
-        return hashlib.sha256(self._images[item].tobytes()).hexdigest()
+        images, table = _load_arrays(path), path.with_suffix(".json")
+        captions = _caption_list(table)
+        if len(captions) != len(images):
+            raise FileError(f"{table}: {len(captions)} captions, but {path} holds {len(images)} images")
+        items = []
+        for number, caption in enumerate(captions):
+            stamp = hashlib.sha256(images[number].tobytes()).hexdigest()
+            where = f"{path.as_posix()}, image {number}"
+            items.append(Item(where, caption, stamp, partial(images.__getitem__, number)))
+        super().__init__(path.as_posix(), items)
 
 
 class HubImages(Collection):
@@ -169,94 +128,82 @@ class HubImages(Collection):
 
     def __init__(
         self,
-        path: str | Path | HubDataset,
+        path: str | Path,
         *,
         config: str | None = None,
         split: str = "train",
         image_key: str = "image",
         caption_key: str = "text",
     ) -> None:
-        source = path if isinstance(path, HubDataset) else HubDataset(str(path).removeprefix("hf:"), config, split)
-        self.name = str(source)
+        source = HubDataset(str(path).removeprefix("hf:"), config, split)
         dataset = source.load()
         for key, option in ((image_key, "image_key"), (caption_key, "caption_key")):
             need_column(key, dataset.column_names, str(source), option)
         # Undecoded, so that pictures pass through our own bounds.
         library = need("datasets", "Hugging Face images")
-        self._images = dataset.select_columns([image_key]).cast_column(image_key, library.Image(decode=False))
-        self._captions = dataset.select_columns([caption_key])
-        self._image_key, self._caption_key = image_key, caption_key
+        images = dataset.select_columns([image_key]).cast_column(image_key, library.Image(decode=False))
+        items = []
+        for number, caption in enumerate(dataset[caption_key]):
+            where = f"{source}, row {number}"
+            first = caption[0] if isinstance(caption, list) and caption else caption
+            read = partial(_stored_picture, images, image_key, number, where)
+            items.append(Item(where, caption_text(first, where), "", read))
+        super().__init__(str(source), items)
         self._fingerprint = str(dataset._fingerprint)
-
-    def __len__(self) -> int:
-        return len(self._images)
 
     def identity(self) -> str:
         """The dataset's fingerprint."""
-        return hashlib.sha256(f"{self._fingerprint} {len(self)}".encode()).hexdigest()
+        return hashlib.sha256(f"{self._fingerprint} {len(self.items)}".encode()).hexdigest()
 
-    def caption(self, item: int) -> str:
-        """From its column; of several captions the first."""
-        value = self._captions[item][self._caption_key]
-        return caption_text(value[0] if isinstance(value, list) and value else value, self.where(item))
 
-    def picture(self, item: int) -> bytes:
-        """The stored bytes, or those of the file that the row names."""
-        value = self._images[item][self._image_key]
-        if not isinstance(value, dict) or not (value.get("bytes") or value.get("path")):
-            raise FileError(f"{self.where(item)}: has no picture; remove the row")
-        return value["bytes"] or _read(Path(value["path"]), LARGEST_FILE)
-
-    def where(self, item: int) -> str:
-        """Row of the dataset."""
-        return f"{self.name}, row {item}"
+def _stored_picture(images: Any, key: str, number: int, where: str) -> bytes:
+    """A dataset's stored bytes, or those of the file that the row names."""
+    value = images[number][key]
+    if not isinstance(value, dict) or not (value.get("bytes") or value.get("path")):
+        raise FileError(f"{where}: has no picture; remove the row")
+    return value["bytes"] or _read(Path(value["path"]), LARGEST_FILE)
 
 
 class ImageData(SampledPictures):
-    """Batches of a collection, all pictures of one size.
-
-    ``size`` is one number or (height, width). ``frames`` makes clips out of animations. ``workers`` threads decode;
-    batches do not depend on them.
-    """
+    """Batches of a collection, all pictures of one ``size``. ``frames`` makes clips out of animations."""
 
     def __init__(
         self,
         collection: Collection,
         *,
-        size: int | tuple[int, int],
+        size: int,
         rows: int,
         text_length: int = 128,
         frames: int | None = None,
-        workers: int = 1,
-        **choice: Unpack[Choice],
+        **order: Unpack[Order],
     ) -> None:
-        height, width = (size, size) if isinstance(size, int) else size
-        self.size = count("size", height), count("size", width)
-        self.collection, self.text_length = collection, count("text_length", text_length)
+        self.collection, self.size = collection, (count("size", size), size)
         self.frames = frames if frames is None else count("frames", frames)
-        super().__init__(len(collection), rows, collection.name, **choice)
-        self._pool = ThreadPoolExecutor(workers) if count("workers", workers) > 1 else None
+        self.image_shape = (3, *(() if frames is None else (frames,)), size, size)
+        self.text_shape = (count("text_length", text_length),)
+        super().__init__(len(collection.items), rows, collection.name, **order)
 
     def identity(self) -> str:
         """What the items are made of, and which of them."""
-        return f"{self.collection.identity()} {self.size} {self.frames} {self._first} {self.items}"
+        return f"{self.collection.identity()} {self.size} {self.frames} 0 {self.items}"
 
     def captions(self, items: NDArray[np.int64]) -> list[str]:
         """Their captions."""
-        return [self.collection.caption(self._first + item) for item in items.tolist()]
+        return [self.collection.items[item].caption for item in items.tolist()]
 
     def at(self, items: NDArray[np.int64]) -> ImageBatch:
         """Load and cut the items of these numbers."""
-        numbers = [self._first + item for item in items.tolist()]
-        images = list(map(self._load, numbers) if self._pool is None else self._pool.map(self._load, numbers))
-        return ImageBatch(pixels(np.stack(images)), caption_tokens(self.captions(items), self.text_length))
+        images = np.stack([self._cut(self.collection.items[item]) for item in items.tolist()])
+        return ImageBatch(pixels(images), caption_tokens(self.captions(items), *self.text_shape))
 
-    def _load(self, number: int) -> NDArray[np.uint8]:
-        picture, where = self.collection.picture(number), self.collection.where(number)
+    def _cut(self, item: Item) -> NDArray[np.uint8]:
+        picture = item.read()
         if isinstance(picture, bytes):
-            return decode(picture, where, self.size, self.frames)
+            return decode(picture, item.name, self.size, self.frames)
         if (picture.ndim == 4) != (self.frames is not None):
-            raise ShapeError(f"{where}: shape {picture.shape}; frames are for clips [frames, height, width, 3] only")
+            raise ShapeError(
+                f"{item.name}: shape {picture.shape}; frames are for clips [frames, height, width, 3] only"
+            )
         if self.frames is not None:
             picture = picture[np.linspace(0, len(picture) - 1, self.frames).round().astype(int)]
         return resize(picture, self.size)
@@ -296,9 +243,9 @@ def _caption_list(path: Path) -> Sequence[str]:
         if not isinstance(rows, list):
             raise TypeError(f"a {type(rows).__name__}, not a list")
         captions = [row["caption"] if isinstance(row, dict) else row for row in rows]
+    except FileError:
+        raise
     except (ValueError, KeyError, TypeError, RecursionError) as problem:
-        if isinstance(problem, FileError):
-            raise
         raise FileError(f"{path}: not a JSON list of captions or of objects with 'caption' ({problem})") from None
     return [caption_text(caption, f"{path}, entry {number}") for number, caption in enumerate(captions)]
 

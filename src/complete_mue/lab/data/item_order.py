@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -14,7 +13,6 @@ from complete_mue.lab.data.randomness import Permutation
 from complete_mue.layout.numbers import count
 
 EPOCHS = ("single", "repeat")
-SPLITS = ("train", "held_out")
 
 
 class Order(TypedDict, total=False):
@@ -24,13 +22,6 @@ class Order(TypedDict, total=False):
     rank: int
     world: int
     epochs: str
-
-
-class Choice(Order, total=False):
-    """The same, of a part: ``held_out`` sets the last fraction of the items apart as the split of that name."""
-
-    held_out: float
-    split: str
 
 
 @dataclass(frozen=True)
@@ -110,17 +101,3 @@ class Sampling:
                 f'rows (0 … {self.steps - 1}); take fewer steps, give more data, or say epochs="repeat"'
             )
         return Permutation(self.items, self.seed, epoch)(self.rows.numbers(inside))
-
-
-def part(items: int, held_out: float, split: str) -> tuple[int, int]:
-    """The first item of a split and how many it has, where the last fraction of ``items`` is held out."""
-    if split not in SPLITS:
-        raise ShapeError(f"split = {split!r}: give one of {', '.join(SPLITS)}")
-    if isinstance(held_out, bool) or not isinstance(held_out, int | float) or not 0 <= held_out < 1:
-        raise ShapeError(f"held_out = {held_out!r}: give a fraction, from 0 to below 1")
-    held = math.ceil(items * held_out)
-    if split == "train":
-        return 0, items - held
-    if not held:
-        raise ShapeError('split = "held_out" with held_out = 0: give the fraction that is held out')
-    return items - held, held

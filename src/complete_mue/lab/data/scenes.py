@@ -35,7 +35,6 @@ class DrawnPictures(Pictures):
     ``rows`` are those of the global batch, which is the same for every number of ranks.
     """
 
-    items = None
     choices: tuple[int, ...]
 
     def __init__(
@@ -44,7 +43,7 @@ class DrawnPictures(Pictures):
         if count("size", size) < SMALLEST:
             raise ShapeError(f"size = {size}: give at least {SMALLEST} pixels, to tell shapes apart")
         self.size, self.rows, self.seed = size, Rows(rows, rank, world), seed
-        self.text_length = count("text_length", text_length)
+        self.image_shape, self.text_shape = (3, size, size), (count("text_length", text_length),)
 
     @staticmethod
     @abstractmethod
@@ -70,7 +69,7 @@ class DrawnPictures(Pictures):
 
     def text(self, items: NDArray[np.int64]) -> Tensor:
         """Their captions as bytes."""
-        return _caption_tokens(type(self), self.text_length)[torch.from_numpy(self._numbers(items))].long()
+        return _caption_tokens(type(self), *self.text_shape)[torch.from_numpy(self._numbers(items))].long()
 
     def _numbers(self, items: NDArray[np.int64]) -> NDArray[np.int64]:
         return choice(self.seed, items, 0, math.prod(self.choices))

@@ -94,6 +94,11 @@ FEATURES = ShardFolder(
 )  # fmt: skip
 
 
+def holds_features(folder: Path) -> bool:
+    """Whether ``cache_features`` wrote (or is writing) the folder."""
+    return FEATURES.is_at(folder) or (not (folder / MANIFEST).is_file() and (folder / PROGRESS).is_file())
+
+
 def write_shard(path: Path, parts: Iterable[bytes]) -> str:
     """Write a shard; its checksum."""
     digest = hashlib.sha256()

@@ -9,13 +9,14 @@ import json
 import math
 import re
 import tarfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from complete_mue.errors import FileError
 from complete_mue.lab.data.decoding import LARGEST_FILE, SUFFIXES
-from complete_mue.lab.data.images import Collection, caption_text
+from complete_mue.lab.data.file_parts import OpenFiles
+from complete_mue.lab.data.images import Collection, Item, caption_text
 
 _TEXTS = (".txt", ".caption", ".text")
 _LARGEST_TEXT = 2**20
@@ -23,86 +24,18 @@ _LARGEST_PATTERN = 100_000
 _RANGE = re.compile(r"\{([0-9]{1,18})\.\.([0-9]{1,18})\}")
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """Where a member's bytes lie."""
-
-    tar: int
-    offset: int
-    size: int
-
-
-@dataclass
-class _Sample:
-    key: str
-    tar: int
-    pieces: dict[str, _Piece] = field(default_factory=dict)
-
-
 class ImageTars(Collection):
-    """Samples of one or more tars: paths, a folder of .tar files, or a pattern such as ``train-{000..041}.tar``.
+    """Samples of a .tar, of a folder of them, or of a pattern such as ``train-{000..041}.tar``.
 
-    The caption is in a .txt (or .caption) or under ``caption_key`` of a .json.
+    The caption is in a .txt (or .caption) or under ``caption`` of a .json.
     """
 
-    def __init__(self, tars: str | Path | Sequence[str | Path], *, caption_key: str = "caption") -> None:
-        given = [tars] if isinstance(tars, str | Path) else list(tars)
-        self._tars = [path for one in given for path in _expanded(one)]
-        self._caption_key = caption_key
-        if not self._tars:
-            raise FileError(f"{', '.join(map(str, given)) or 'no tars'}: no .tar files; give paths or a folder of them")
-        self.name = self._tars[0].as_posix()
-        self._samples = [
-            sample for number, path in enumerate(self._tars) for sample in _indexed(number, path, caption_key)
-        ]
-        if not self._samples:
-            raise FileError(f"{self.name}: no pictures in it; a picture ends in {', '.join(SUFFIXES)}")
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    def caption(self, item: int) -> str:
-        """From the sample's .txt or .json."""
-        sample = self._samples[item]
-        for suffix in _TEXTS:
-            if suffix in sample.pieces:
-                try:
-                    return self._bytes(sample.pieces[suffix]).decode("utf-8").strip()
-                except UnicodeDecodeError as problem:
-                    raise FileError(f"{self.where(item)}{suffix}: not UTF-8 text ({problem.reason})") from None
-        try:
-            return caption_text(json.loads(self._bytes(sample.pieces[".json"]))[self._caption_key], self.where(item))
-        except (ValueError, KeyError, TypeError, RecursionError) as problem:
-            if isinstance(problem, FileError):
-                raise
-            raise FileError(
-                f"{self.where(item)}.json: no caption under {self._caption_key!r} ({problem}); give its caption_key"
-            ) from None
-
-    def picture(self, item: int) -> bytes:
-        """The member's bytes."""
-        return self._bytes(next(piece for suffix, piece in self._samples[item].pieces.items() if suffix in SUFFIXES))
-
-    def where(self, item: int) -> str:
-        """Tar and key."""
-        sample = self._samples[item]
-        return f"{self._tars[sample.tar].as_posix()}: {sample.key}"
-
-    def stamp(self, item: int) -> str:
-        """Sizes of its members."""
-        return " ".join(f"{suffix} {piece.size}" for suffix, piece in sorted(self._samples[item].pieces.items()))
-
-    def _bytes(self, piece: _Piece) -> bytes:
-        path = self._tars[piece.tar]
-        try:
-            with path.open("rb") as file:
-                file.seek(piece.offset)
-                content = file.read(piece.size)
-        except OSError as problem:
-            raise FileError(f"{path}: {problem.strerror or problem}") from None
-        if len(content) != piece.size:
-            raise FileError(f"{path}: cut off; get the file again")
-        return content
+    def __init__(self, tars: str | Path) -> None:
+        found = _expanded(tars)
+        if not found:
+            raise FileError(f"{tars}: no .tar files; give the path of one or of a folder of them")
+        files = OpenFiles("get the file again")
+        super().__init__(found[0].as_posix(), [item for path in found for item in _items(path, files)])
 
 
 def _expanded(given: str | Path) -> list[Path]:
@@ -120,9 +53,19 @@ def _expanded(given: str | Path) -> list[Path]:
     return [inside for number in range(first, last + 1) for inside in _expanded(f"{head}{number:0{digits}d}{tail}")]
 
 
-def _indexed(number: int, path: Path, caption_key: str) -> Iterator[_Sample]:
+def _items(path: Path, files: OpenFiles) -> Iterator[Item]:
     """Samples of one tar that have a picture, each with a caption."""
-    samples: dict[str, _Sample] = {}
+    for key, members in _indexed(path).items():
+        picture = next((suffix for suffix in members if suffix in SUFFIXES), None)
+        if picture is not None:
+            stamp = " ".join(f"{suffix} {member.size}" for suffix, member in sorted(members.items()))
+            parts = {suffix: partial(files.read, path, at.offset_data, at.size) for suffix, at in members.items()}
+            yield Item(f"{path.as_posix()}: {key}", _caption(parts, path, key), stamp, parts[picture])
+
+
+def _indexed(path: Path) -> dict[str, dict[str, tarfile.TarInfo]]:
+    """Pictures and texts of a tar, by key and suffix."""
+    samples: dict[str, dict[str, tarfile.TarInfo]] = {}
     try:
         with tarfile.open(path, "r:") as archive:  # "r:": not packed as a whole, so that members can be read in place
             for member in archive:
@@ -133,22 +76,31 @@ def _indexed(number: int, path: Path, caption_key: str) -> Iterator[_Sample]:
                 if suffix in (*SUFFIXES, *_TEXTS, ".json"):
                     if member.size > limit:
                         raise FileError(f"{path}: member {member.name!r} is larger than {limit} bytes; leave it out")
-                    pieces = samples.setdefault(key, _Sample(key, number)).pieces
-                    pieces[suffix] = _Piece(number, member.offset_data, member.size)
+                    samples.setdefault(key, {})[suffix] = member
+    except FileError:
+        raise
     except (tarfile.TarError, EOFError, ValueError) as problem:
-        if isinstance(problem, FileError):
-            raise
         raise FileError(
             f"{path}: not a readable .tar ({problem}); a packed one (.tar.gz) must be unpacked to .tar first"
         ) from None
     except OSError as problem:
         raise FileError(f"{path}: {problem.strerror or problem}") from None
-    for sample in samples.values():
-        if not any(suffix in sample.pieces for suffix in SUFFIXES):
-            continue
-        if not any(suffix in sample.pieces for suffix in (*_TEXTS, ".json")):
-            raise FileError(f"{path}: {sample.key} has no caption; add {sample.key}.txt, or .json with {caption_key!r}")
-        yield sample
+    return samples
+
+
+def _caption(parts: Mapping[str, Callable[[], bytes]], path: Path, key: str) -> str:
+    suffix = next((suffix for suffix in (*_TEXTS, ".json") if suffix in parts), None)
+    if suffix is None:
+        raise FileError(f"{path}: {key} has no caption; add {key}.txt, or .json with 'caption'")
+    try:
+        text = parts[suffix]().decode("utf-8")
+        return caption_text(json.loads(text)["caption"] if suffix == ".json" else text, f"{path}: {key}")
+    except FileError:
+        raise
+    except UnicodeDecodeError as problem:
+        raise FileError(f"{path}: {key}{suffix}: not UTF-8 text ({problem.reason})") from None
+    except (ValueError, KeyError, TypeError, RecursionError) as problem:
+        raise FileError(f"{path}: {key}.json: no caption under 'caption' ({problem})") from None
 
 
 def _split(path: Path, member: tarfile.TarInfo) -> tuple[str, str]:

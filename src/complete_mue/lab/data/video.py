@@ -33,6 +33,7 @@ class MovingSprites(DrawnPictures):
     def __init__(self, *, frames: int = 8, rows: int = 16, text_length: int = 80, **options: int) -> None:
         super().__init__(rows=rows, text_length=text_length, **options)
         self.frames = count("frames", frames)
+        self.image_shape = (3, frames, self.size, self.size)
 
     @staticmethod
     def caption(*facts: int) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import lzma
 from pathlib import Path
 from typing import Any
 
 from complete_mue.errors import FileError
+from complete_mue.lab.data.text_files import json_lines, unpacked
 
 Record = dict[str, Any]
 ENDINGS = (".jsonl", ".jsonl.xz")
@@ -28,28 +27,14 @@ def find(folder: Path, name: str) -> Path:
 
 def read_records(path: Path, keys: tuple[str, ...]) -> list[Record]:
     """All records of a file, each of which must have ``keys``."""
-    records = []
-    try:
-        with lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    records.append(_record(line, keys, f"{path}, line {number}"))
-    except OSError as problem:
-        raise FileError(f"{path}: {problem.strerror or problem}; give readable evaluation files") from None
-    except (lzma.LZMAError, EOFError, UnicodeDecodeError) as problem:
-        raise FileError(f"{path}: cannot be unpacked ({problem}); copy the file again") from None
+    with unpacked(path) as (_, file):
+        records = [_checked(record, keys, where) for where, record in json_lines(file, path)]
     if not records:
         raise FileError(f"{path}: holds no record; copy the file again")
     return records
 
 
-def _record(line: str, keys: tuple[str, ...], where: str) -> Record:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as problem:
-        raise FileError(f"{where}: not JSON ({problem}); write one JSON object per line") from None
-    if not isinstance(record, dict):
-        raise FileError(f"{where}: a {type(record).__name__}; write one JSON object per line")
+def _checked(record: Record, keys: tuple[str, ...], where: str) -> Record:
     missing = [key for key in keys if key not in record]
     if missing:
         raise FileError(f"{where}: has no {', '.join(missing)}; this task needs the keys {', '.join(keys)}")

@@ -159,15 +159,14 @@ def _loss(curve: Curve) -> str:
 
 def rich_table(table: Table) -> RichTable:
     """For the terminal, the layouts under their rule set."""
-    from rich import box
     from rich.text import Text
 
     colours = {"held": "green", "flat": "green", "missed": "red"}
     colours |= dict.fromkeys(("open", "unclear", "unfinished"), "yellow")
     shown = [i for i in range(1, len(table.headings)) if i not in table.wide]
     headings = ["\n".join(heading.rsplit(" ", 1)) for heading in table.headings]
-    style = {"box": box.SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0)}
-    drawn = terminal_table((headings[i] for i in shown), [headings[i] for i in table.left], table.title, **style)
+    left = [headings[i] for i in table.left]
+    drawn = terminal_table((headings[i] for i in shown), left, table.title, padding=(0, 1, 0, 0))
     for column in drawn.columns:
         column.no_wrap, column.overflow = column.justify == "right", "fold"  # numbers stay whole, names are not cut
     previous = ""

@@ -26,7 +26,7 @@ from complete_mue.rules import DEFAULT_RULES
 @dataclass(frozen=True)
 class TextTask:
     """Next-token prediction. ``source`` is ``stdlib`` (Python's own sources, bytes) or a prepared folder; ``data`` says
-    what it must hold (data/identity.py), and is filled in when a run starts.
+    what it must hold (data/digest.py), and is filled in when a run starts.
     """
 
     source: str = "stdlib"
@@ -49,8 +49,9 @@ class TextTask:
 class PictureTask:
     """Flow matching on captioned pictures.
 
-    ``source`` is ``scenes``, ``shapes`` (simpler), ``sprites`` (video), a folder of images, or one of cached features,
-    whose latents ``size`` and ``frames`` then describe. ``data`` says what the source must hold, as of TextTask.
+    ``source`` is ``scenes``, ``shapes`` (simpler), ``sprites`` (video), captioned images (a folder, a .tar or a folder
+    of them, an .npz), or a folder of cached features, whose latents ``size`` and ``frames`` then describe.
+    ``data`` says what the source must hold, as of TextTask.
     """
 
     source: str = "scenes"
@@ -78,11 +79,16 @@ class PictureTask:
 
 def _check_data(source: str, epochs: str, data: str) -> None:
     if not isinstance(source, str) or not source or "\0" in source:
-        raise RunError(f"task.source = {source!r}: give the name of a built-in source, or a folder")
+        raise RunError(f"task.source = {source!r}: give the name of a built-in source, or a path")
     if epochs not in ("single", "repeat"):
         raise RunError(f"task.epochs = {epochs!r}: give 'single' or 'repeat'")
     if not isinstance(data, str):
         raise RunError(f"task.data = {data!r}: leave it out, or give what `mue data show` says of a folder")
+
+
+_CHOICES = {
+    "betas": ("transfer", "hold"), "precision": ("float32", "bfloat16"), "attention": ("auto", "cudnn", "flash"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -130,14 +136,11 @@ class RunConfig:
         for name in ("compile", "qk_norm"):
             if not isinstance(getattr(self, name), bool):
                 raise RunError(f"{name} = {getattr(self, name)!r}: give true or false")
-        if self.betas not in ("transfer", "hold"):
-            raise RunError(f"betas = {self.betas!r}: give 'transfer' or 'hold'")
+        for name, allowed in _CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise RunError(f"{name} = {getattr(self, name)!r}: give one of {', '.join(allowed)}")
         if real("warmup", self.warmup, positive=False) >= 1:
             raise RunError(f"warmup = {self.warmup}: give a fraction of the steps, from 0 up to, not including, 1")
-        if self.precision not in ("float32", "bfloat16"):
-            raise RunError(f"precision = {self.precision!r}: give 'float32' or 'bfloat16'")
-        if self.attention not in ("auto", "cudnn", "flash"):
-            raise RunError(f"attention = {self.attention!r}: give 'auto', 'cudnn' or 'flash'")
         if count("recompute", self.recompute, least=0) > self.shape.depth:
             raise RunError(f"recompute = {self.recompute}: give at most shape.depth = {self.shape.depth} layers")
         if self.budget.batch_tokens % (self.task.tokens_per_row() * self.accumulate):

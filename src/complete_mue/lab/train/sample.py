@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from complete_mue.errors import RunError
-from complete_mue.lab.data import ByteTokenizer, FeatureData, caption_tokens
+from complete_mue.errors import MueError, RunError
+from complete_mue.lab.data.batches import caption_tokens
 from complete_mue.lab.data.digest import tokenizer_identity
 from complete_mue.lab.data.encoders import Autoencoder, TextEncoder, fingerprint
 from complete_mue.lab.data.features import FeatureManifest
 from complete_mue.lab.data.manifest import Manifest
-from complete_mue.lab.data.tokenizers import Tokenizer
+from complete_mue.lab.data.pictures import open_pictures
+from complete_mue.lab.data.shard_folder import holds_features
+from complete_mue.lab.data.tokenizers import ByteTokenizer, Tokenizer
 from complete_mue.lab.models.dit import DiffusionTransformer
 from complete_mue.lab.models.flow_sampling import sample
 from complete_mue.lab.models.lm import LanguageModel
 from complete_mue.lab.train import checkpoint
 from complete_mue.lab.train.config import PictureTask, RunConfig, TextTask, read_config
-from complete_mue.lab.train.contact_sheet import grid, write_animation, write_png
-from complete_mue.lab.train.sources import BUILT_IN, holds_features, picture_source
+from complete_mue.lab.train.contact_sheet import grid, write_pictures
 from complete_mue.lab.train.task import build
 
 
@@ -90,10 +93,7 @@ def draw_pictures(
     pictures = sample(model, text, size, steps=steps, guidance=guidance, generator=generator)
     pictures = pictures if coder is None else coder.decode(pictures).cpu()
     frames = grid(pictures if video else pictures[:, :, None])
-    if video:
-        write_animation(frames, path)
-    else:
-        write_png(frames[0], path)
+    write_pictures(frames, path)
     return path
 
 
@@ -108,27 +108,27 @@ def _path(out: Path, video: bool) -> Path:
 
 def _features(task: PictureTask) -> FeatureManifest | None:
     """The manifest of the features that a run was trained on; None for pixels."""
-    if task.source in BUILT_IN or not holds_features(Path(task.source)):
-        return None
-    return FeatureManifest.read(task.source)
+    return FeatureManifest.read(task.source) if holds_features(Path(task.source)) else None
 
 
 def _autoencoder(task: PictureTask, features: FeatureManifest | None, given: str | None) -> Autoencoder | None:
     if features is None or features.asked.get("autoencoder") is None:
         return None
-    name = given or str(features.asked.get("autoencoder_name"))
-    try:
+    made_by = str(features.asked.get("autoencoder_name"))
+    name = given or made_by
+    with _coder("--autoencoder", f"the run's latents are pictures through the autoencoder {made_by!r} alone"):
         coder = Autoencoder.load(name)
-    except RunError:
-        raise
-    except Exception as problem:
-        raise RunError(
-            f"the run's latents were made by the autoencoder {features.asked.get('autoencoder_name')!r}, without which "
-            f"they are no pictures: {problem}; name its folder with --autoencoder"
-        ) from None
     if fingerprint(coder.module) != features.asked["autoencoder"]:
         raise RunError(f"autoencoder {name!r}: its weights are not those that made the latents in {task.source}")
     return coder
+
+
+@contextlib.contextmanager
+def _coder(option: str, why: str) -> Iterator[None]:
+    try:
+        yield
+    except MueError as problem:
+        raise RunError(f"{why}: {problem}; name its folder with {option}") from None
 
 
 def _text(
@@ -143,22 +143,20 @@ def _text(
     if prompt:
         assert features is not None
         name = encoder or str(features.asked.get("text_encoder_name"))
-        try:
+        why = "a prompt goes through the text encoder that made the features (without one, their own texts are taken)"
+        with _coder("--text-encoder", why):
             coder = TextEncoder.load(name)
-        except Exception as problem:
-            raise RunError(
-                f"a prompt goes through the text encoder {name!r}: {problem}; name its folder with --text-encoder, or "
-                "give no prompt, which takes texts of the training data"
-            ) from None
         if fingerprint(coder.model) != features.asked["text_encoder"]:
             raise RunError(f"text encoder {name!r}: its weights are not those that made the features in {task.source}")
         hidden, lengths = coder.encode([prompt] * count, features.text_shape[0])
         for row, length in zip(hidden, lengths.tolist(), strict=True):
             row[length:] = torch.nan
         return hidden
+    data = open_pictures(
+        task.source, size=task.size, frames=task.frames, text_length=task.text_length, epochs="repeat", rows=1,
+        seed=seed + 1,
+    )  # fmt: skip
     if features is not None:
-        data = FeatureData(task.source, rows=1)
-        numbers = np.random.default_rng(seed).integers(0, data.items, count)
-        return data.at(numbers).text
-    source = picture_source(task, count, seed + 1).data
-    return caption_tokens(source.captions(source.indices(0)), task.text_length)
+        return data.at(np.random.default_rng(seed).integers(0, features.items, count)).text
+    numbers = np.concatenate([data.indices(step) for step in range(count)])
+    return caption_tokens(data.captions(numbers), task.text_length)

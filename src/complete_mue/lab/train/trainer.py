@@ -65,7 +65,7 @@ class Trainer:
         self.ranks = ranks
         check_dealing(ranks.world, config.expert_parallel, config.shape)
         whole = ranks.mesh is None
-        self.task = build(config, self.plan, device=device if whole else torch.device("meta"), ranks=ranks)
+        self.task = build(config, device=device if whole else torch.device("meta"), ranks=ranks)
         self.model: nn.Module = self.task.model
         if not whole:
             ranks.shard(self.model, config.precision)
