@@ -48,7 +48,7 @@ def bench_moe_command(
         str | None, typer.Option(help="cuda or cpu (smaller shapes). Default: cuda, if there is one.")
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Timed repeats of each row; the median counts.")] = 10,
-    seconds: Annotated[float | None, typer.Option(min=1, help="Begin no shape that would end later.")] = None,
+    seconds: Annotated[float | None, typer.Option(min=1, help="Start no shape that would end later than this.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Keep the shapes that OUT has; time the others.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for moe.json and its picture.")] = None,
     draw: Annotated[Path | None, typer.Option(help="Draw an earlier moe.json; time nothing.")] = None,

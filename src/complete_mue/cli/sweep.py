@@ -41,7 +41,7 @@ ExecutorName = Annotated[str, typer.Option(help="here, processes, ray or auto (p
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes. Default: one per core.")]
 Address = Annotated[str | None, typer.Option(help="A Ray cluster. Default: a local one.")]
 Replicas = Annotated[
-    int | None, typer.Option("--replicas", "-k", min=1, help="Runs in one program. Default: as many as fit and pay.")
+    int | None, typer.Option("--replicas", "-k", min=1, help="Runs in one program. Default: as many as fit and help.")
 ]
 Known = Annotated[
     list[Path] | None,
@@ -112,7 +112,7 @@ def sweep_command(
     continues with the same command, and nothing runs twice. `mue report` then says whether the transfer held.
 
     `mue sweep roles` scans the learning rate of one role at a time, with all others at the plan's value. It names the
-    tensors that want another one.
+    tensors that need another value.
 
     \b
     Examples:

@@ -18,7 +18,7 @@ from complete_mue.lab.report.pictures import Picture, pictures
 from complete_mue.lab.report.summary import Summary
 from complete_mue.lab.report.svg import marker, panel_svg, style_class
 from complete_mue.lab.report.tables import Row, Table, tables
-from complete_mue.lab.report.verdict import DRIFT_GOAL, REGRET_GOAL, Line
+from complete_mue.lab.report.verdict import DRIFT_GOAL, LEGEND, REGRET_GOAL, Line
 
 FORMAT = 1
 STYLE, SCRIPT = (files(__package__).joinpath(name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
@@ -164,12 +164,8 @@ def _notes() -> str:
         "drift": f"log2 of the layout's optimum minus log2 of the reference's. Goal: at most {DRIFT_GOAL} octaves.",
         "regret": "the layout's loss at the transferred value minus its least, both by the parabola. "
         f"Goal: at most {REGRET_GOAL}.",
-        "±": "one standard error from the seeds (for losses and speedups: the standard deviation over seeds).",
         "basin": "values whose loss is within 0.01 of the best; “…” where that reaches beyond the grid.",
-        "verdict": "held: drift and regret within the goals, error bars no wider than these. held, flat: the regret is "
-        "within its goal by two standard errors, but the basin is too flat to say where the optimum lies. missed: a "
-        "miss that noise does not explain. unclear: noise could explain it. open: scan wider. unfinished: runs are "
-        "missing.",
+        "verdict": LEGEND,
         "speedup": "steps of the reference over steps of the layout to the same smoothed loss in the stable phase, "
         "median over loss levels; none where the batch differs from the reference's.",
         "load variation": "standard deviation over mean of the tokens per expert; 0 is perfect balance.",

@@ -28,7 +28,7 @@ from complete_mue.lab.report.pictures import Picture, pictures
 from complete_mue.lab.report.plots import write_png
 from complete_mue.lab.report.summary import Summary
 from complete_mue.lab.report.tables import axis_table, markdown, role_table, runs_table
-from complete_mue.lab.report.verdict import DRIFT_GOAL, REGRET_GOAL
+from complete_mue.lab.report.verdict import LEGEND
 from complete_mue.storage import inner_folder, remove_parts, whole
 from complete_mue.tabular import escaped
 
@@ -132,7 +132,7 @@ def article(made: Sequence[Chapter], page: Path) -> str:
     if found:
         lines = overview_lines(found)
         parts += ["## In short", "", *(f"- {line.sign} {escaped(line.text)}" for line in lines), ""]
-        parts += [_LEGEND, "", "## Axis by axis", ""]
+        parts += [LEGEND, "", "## Axis by axis", ""]
         for task in TASKS:
             rows = [tally for tally in found if tally.summary.task == task]
             parts += [markdown(overview_table(rows))] if rows else []
@@ -142,15 +142,6 @@ def article(made: Sequence[Chapter], page: Path) -> str:
         for chapter in own:
             parts += _section(chapter, page)
     return "\n".join(parts)
-
-
-_LEGEND = f"""\
-Held: the layout's own optimum is within {DRIFT_GOAL:g} octaves of the reference's, and the transferred value costs at
-most {REGRET_GOAL:g} in loss, with error bars no wider than that. Flat layouts hold too: the cost is within that by two
-standard errors, but the basin is too flat to say where the optimum lies. Missed: beyond one of the two by more than two
-standard errors. Unclear: the noise could explain it, and the budget is too small to tell. Open: the best value is at
-the edge of the grid; ≥ and ≤ are bounds. Unfinished: runs are missing. ± is one standard error from the seeds; beside a
-loss or a speedup, the standard deviation over seeds."""
 
 
 def _section(chapter: Chapter, page: Path) -> list[str]:

@@ -1,12 +1,4 @@
-"""Whether the transfer held, in plain words: where it did, where it did not, and what these runs cannot tell.
-
-``held``        the drift is at most half an octave, the regret at most 0.01, and the error bars are no wider than that
-``flat``        held as well: the loss is within the goal, but the basin is too flat to say where the optimum lies
-``missed``      beyond a goal by more than the noise explains
-``unclear``     the noise could explain it
-``open``        the optimum lies at the grid's edge
-``unfinished``  runs are missing
-"""
+"""Whether the transfer held, in plain words: where it did, where it did not, and what these runs cannot tell."""
 
 from __future__ import annotations
 
@@ -23,6 +15,13 @@ DRIFT_GOAL = 0.5  # octaves
 REGRET_GOAL = 0.01  # nats
 _CLEAR = 2.0  # standard errors
 OURS = ("complete_mue", "complete_mue_sparse")
+LEGEND = f"""\
+Held: the layout's own optimum is within {DRIFT_GOAL:g} octaves of the reference's, and the transferred value costs at
+most {REGRET_GOAL:g} in loss, with error bars no wider than that. Flat layouts hold too: the cost is within that by two
+standard errors, but the basin is too flat to say where the optimum lies. Missed: beyond one of the two by more than two
+standard errors. Unclear: the noise could explain it, and the budget is too small to tell. Open: the best value is at
+the edge of the grid; ≥ and ≤ are bounds. Unfinished: runs are missing. ± is one standard error from the seeds; beside a
+loss or a speedup, the standard deviation over seeds."""
 
 
 @dataclass(frozen=True)
