@@ -71,9 +71,9 @@ def eval_command(
     names = None if tasks is None else tasks.split(",")
 
     def opened(run: Path) -> tuple[Any, dict[str, str]]:
+        need_run(run)
         from complete_mue.lab.evals.run import open_run
 
-        need_run(run)
         return open_run(run, device=device, precision=precision, batch_tokens=batch_tokens)
 
     with _progress() as (progress, said):
@@ -145,19 +145,19 @@ def _ask(
 def _answer(run: Path, requests: Path, out: Path | None, opened: Opened, progress: Any) -> None:
     if str(run).startswith(STOCK):
         raise RunError(f"{run} with --requests: only our runs can answer without the harness; leave --requests out")
+    path, (scorer, model) = _place(out, run) / "answers.jsonl.xz", opened(run)
     from complete_mue.lab.evals.requests import answer_requests
 
-    path = _place(out, run) / "answers.jsonl.xz"
-    answer_requests(requests, path, *opened(run), progress)
+    answer_requests(requests, path, scorer, model, progress)
     print(f"answers in {path}")
 
 
 def _held_out(run: Path, out: Path | None, opened: Opened, progress: Any) -> Any:
+    folder, (scorer, model) = _place(out, run), opened(run)
     from complete_mue.lab.evals.held_out import held_out_loss
     from complete_mue.lab.train.config import read_config
     from complete_mue.storage import write_json
 
-    folder, (scorer, model) = _place(out, run), opened(run)
     found = held_out_loss(read_config(run / "config.json"), scorer, progress("held-out text"))
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "held_out.json", {"model": model, **found.to_dict()})
