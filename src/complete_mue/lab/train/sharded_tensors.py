@@ -98,10 +98,6 @@ class Pieces:
             out[target] = found
         return torch.zeros(part.size) if out is None else out
 
-    def whole(self) -> dict[str, Tensor]:
-        """All tensors."""
-        return {name: self.read(name, Part.whole(shape)) for name, shape in self.shapes.items()}
-
 
 def _shape(name: str, parts: list[Part]) -> tuple[int, ...]:
     """The whole's shape, from pieces that must fill it exactly."""
