@@ -107,8 +107,7 @@ def _text(config: RunConfig, task: TextTask, device: torch.device, ranks: Ranks)
         (tokens,) = batch
         return objective(model(tokens[..., :-1], routings=routings), tokens, task.z_loss)
 
-    steps = len(data) if task.epochs == "single" else None
-    return Task(model, lambda step: (data.batch(step),), loss, task.sequence, config.shape.width * vocab, steps)
+    return Task(model, lambda step: (data.batch(step),), loss, task.sequence, config.shape.width * vocab, data.steps)
 
 
 def _pictures(config: RunConfig, task: PictureTask, device: torch.device, ranks: Ranks) -> Task:
