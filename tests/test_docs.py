@@ -18,7 +18,7 @@ from complete_mue.lab.report import find_sweeps, summarize
 from complete_mue.lab.report.markdown_page import article, chapters, generated, shown
 from complete_mue.layout.tensors import VECTOR_ROLES, Role
 from complete_mue.rules.layer_table import COLUMNS, COMPLETE_MUE
-from in_process import mue
+from in_process import mue, script
 from quick import quick
 
 ROOT = Path(__file__).parents[1]
@@ -221,15 +221,9 @@ def test_the_page_of_update_effects_shows_what_its_script_prints(tmp_path: Path)
     for path in records.glob("*.json"):
         (tmp_path / path.name).symlink_to(path)
     options = ["--reference", str(data / "pair/reference.toml"), "--optima", str(data / "roles/lm-roles.jsonl")]
-    command = [
-        sys.executable,
-        str(ROOT / "scripts/update_effect.py"),
-        "runs/data/bytes",
-        *options,
-        "--out",
-        str(tmp_path),
-    ]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    done = script(ROOT / "scripts/update_effect.py", "runs/data/bytes", *options, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    printed = done.stdout
     page = (ROOT / "docs/results/update-effect.md").read_text(encoding="utf-8")
     roles, optima = re.findall(r"^target .*?(?=^target |\Z)", printed, re.MULTILINE | re.DOTALL)
     for block, table in zip(page.split("```")[1::2], (optima, roles), strict=True):

@@ -187,7 +187,7 @@ def test_text_is_escaped(sweep_folder: Write) -> None:
 
 
 def test_the_page_names_no_other_file() -> None:
-    from complete_mue.lab.report.page import SCRIPT, STYLE
+    from complete_mue.lab.report.html_page import SCRIPT, STYLE
 
     assert not re.search(r"https?:|url\(|@import|fetch|XMLHttp", STYLE + SCRIPT)
 

@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,12 +17,20 @@ from typer.testing import CliRunner
 from complete_mue.cli import app
 from complete_mue.lab.report.summary import summarize
 from complete_mue.layout.toml_files import read_reference
+from in_process import mue, script
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "transfer.py"
 
 
 def transfer(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True)
+    return script(SCRIPT, *arguments)
+
+
+def here(command: list[str], log: Path | None = None) -> subprocess.Popen[bytes]:
+    """In place of the scripts' ``mue``: the command in this process, and one that ends as it did."""
+    name, *words = command
+    done = mue(name, "--executor", "here", *words, cwd=SCRIPT.parents[1])
+    return subprocess.Popen(["sh", "-c", f"exit {done.returncode}"])
 
 
 @pytest.mark.parametrize("task", [pytest.param("lm", marks=pytest.mark.slow), "dit"])
@@ -65,10 +72,14 @@ def test_weight_decay_is_scanned_at_more_steps_by_the_rule_for_duration(tmp_path
 
 
 @pytest.mark.slow
-def test_tune_then_sweeps_that_share_their_points(tmp_path: Path) -> None:
+def test_tune_then_sweeps_that_share_their_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = ["budget.steps=3", "shape.width=16", "shape.depth=1", "shape.feed_forward=dense@16", "shape.head_dim=8"]
     changes = [part for change in small for part in ("--set", change)]
-    done = transfer("stdlib", "--scale", "tiny", "--only", "ffn_width,batch_tokens", "--runs", str(tmp_path), *changes)
+    options = ("--only", "ffn_width,batch_tokens", "--runs", str(tmp_path), *changes)
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    with monkeypatch.context() as patch:
+        patch.setattr("turns.mue", here)
+        done = transfer("stdlib", "--scale", "tiny", *options)
     assert done.returncode == 0, done.stderr
     one, two = (summarize(tmp_path / f"lm-{name}") for name in ("ffn_width", "batch_tokens"))
     assert {run.rules for run in one.runs} == {"complete_mue", "sp", "mup", "mup_moe"}
@@ -80,6 +91,7 @@ def test_tune_then_sweeps_that_share_their_points(tmp_path: Path) -> None:
     packed, again = str(tmp_path / "packed"), tmp_path / "again"
     folders = [str(tmp_path / f"lm-{name}") for name in ("tune", "ffn_width", "batch_tokens")]
     assert CliRunner().invoke(app, ["report", *folders, "--pack", packed]).exit_code == 0
+    # Now in processes of their own, which have nothing to train.
     options = ("--only", "ffn_width", "--runs", str(again), "--known", packed)
     done = transfer("stdlib", "--scale", "tiny", *options, *changes)
     assert done.returncode == 0, done.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from typer.testing import CliRunner
 
 from complete_mue.cli import app
 from complete_mue.lab.recipes import configured
+from in_process import script
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "results" / "pair" / "reference.toml"
@@ -28,9 +28,7 @@ TINY = (
 
 
 def pair(source: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    script = ROOT / "scripts" / "pair.py"
-    command = [sys.executable, str(script), str(source), "--reference", str(REFERENCE), *arguments]
-    return subprocess.run(command, capture_output=True, text=True)
+    return script(ROOT / "scripts" / "pair.py", source, "--reference", REFERENCE, *arguments)
 
 
 def test_both_have_the_same_active_width_and_every_training_can_be_planned(tmp_path: Path) -> None:

@@ -247,7 +247,7 @@ def _already_done(folder: Path, request: dict[str, Any], retry_failed: bool) -> 
 def _describe(sweep: Sweep) -> None:
     from complete_mue.lab.sweep.grid import fusible
 
-    points = sweep.points()
+    points = sweep.points
     tokens = sum(point.config.budget.tokens for point in points)
     shapes = len(list(fusible(points)))
     several = "s" if shapes > 1 else ""
@@ -271,6 +271,6 @@ def _report(folder: Path) -> None:
 
     console = Console(highlight=False, markup=False)
     summary = summarize(folder)
-    written = write_report([summary], folder, lambda path: None)
+    written = write_report([summary], folder)
     show(summary, console)
     print(f"report: {next(path for path in written if path.suffix == '.html')}")

@@ -1,10 +1,8 @@
 """The planner in the browser: `mue web`. Plans and reports by the same functions as the command line; needs no torch.
 
-fields      the form's parameters -> the two files of `mue plan`, read as the command line reads them
-config      a pasted Hugging Face config.json as the target's shape
+fields      the form's parameters, or a pasted config.json -> the two files of `mue plan`, read as the command line does
 presets     reference and target shapes to start from
-snippet     a plan as Python that makes it again
-texts       a plan as files: other trainers' configs, JSON, CSV
+texts       a plan as files: Python that makes it again, other trainers' configs, JSON, CSV
 compare     rule sets side by side
 plot        lr and init std of a role along an axis
 picture     a feed-forward block as SVG, active experts lit

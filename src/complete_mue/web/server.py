@@ -34,7 +34,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from complete_mue.errors import MueError, RunError
-from complete_mue.lab.report.page import SCRIPT
+from complete_mue.lab.report.html_page import SCRIPT
 from complete_mue.rules import CATALOG, Rules
 from complete_mue.web.answer import plan_answer, planned
 from complete_mue.web.fields import PARAMETERS, FieldError, File
@@ -64,8 +64,9 @@ def application(folder: Path, names: tuple[str, ...] = ()) -> ASGIApp:
     """The server as an ASGI application; ``names`` are host names it answers to beside localhost and addresses."""
     runs, plans, reads = Runs(folder), CapacityLimiter(4), CapacityLimiter(2)
 
-    async def computed(request: Request, what: str) -> Response:
+    async def computed(request: Request) -> Response:
         """A mistake in the form is an answer, too: its text, and the field it is about."""
+        what = request.scope["path"].removeprefix("/api/")
         query = request.scope["query_string"].decode("ascii", "replace")
         try:
             made = await anyio.to_thread.run_sync(_computed, what, _parameters(query), limiter=plans)
@@ -76,15 +77,6 @@ def application(folder: Path, names: tuple[str, ...] = ()) -> ASGIApp:
             return _json(made)
         saved = {"content-disposition": f'attachment; filename="{made.name}"'}
         return Response(made.text, media_type="text/plain", headers=saved)
-
-    async def plan(request: Request) -> Response:
-        return await computed(request, "plan")
-
-    async def plot(request: Request) -> Response:
-        return await computed(request, "plot")
-
-    async def text(request: Request) -> Response:
-        return await computed(request, f"text/{request.path_params['name']}")
 
     async def listing(request: Request) -> Response:
         return _json(_encoded(await anyio.to_thread.run_sync(runs.listing, limiter=reads)))
@@ -98,9 +90,7 @@ def application(folder: Path, names: tuple[str, ...] = ()) -> ASGIApp:
 
     routes = [Route(path, _static(*entry), methods=["GET"]) for path, entry in _STATIC.items()]
     routes += [
-        Route("/api/plan", plan, methods=["GET"]),
-        Route("/api/plot", plot, methods=["GET"]),
-        Route("/api/text/{name}", text, methods=["GET"]),
+        *(Route(f"/api/{what}", computed, methods=["GET"]) for what in ("plan", "plot", "text/{name}")),
         Route("/api/presets", shapes, methods=["GET"]),
         Route("/api/runs", listing, methods=["GET"]),
         Route("/runs/{name:path}", report, methods=["GET"]),

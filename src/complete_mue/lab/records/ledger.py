@@ -38,10 +38,6 @@ class Ledger:
         path = self._path(point)
         return outcome_of(read_record(path), point, path)
 
-    def outcomes(self) -> dict[str, Outcome]:
-        """What all points with a record gave, by id."""
-        return {point: self.read(point) for point in sorted(self.done())}
-
     def failures(self, points: Iterable[str]) -> list[str]:
         """What went wrong with those of these points that failed."""
         found = [self.read(point) for point in sorted(set(points) & self.done())]

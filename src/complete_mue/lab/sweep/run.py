@@ -193,7 +193,7 @@ class _Runner:
     ) -> None:  # fmt: skip
         self.ledger, self.known, self.executor = ledger, known, executor
         self.retry_failed, self.show = retry_failed, show
-        self.points = {point.id: point for point in sweep.points()}
+        self.points = {point.id: point for point in sweep.points}
         self.known.take(ledger, list(self.points.values()))
         missing = set(ledger.open_points(self.points, retry_failed=retry_failed))
         groups = [

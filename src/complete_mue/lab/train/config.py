@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -148,7 +149,7 @@ class RunConfig:
                 f"{self.task.tokens_per_row()} tokens per row times accumulate = {self.accumulate}"
             )
 
-    @property
+    @cached_property
     def plan(self) -> Plan:
         """The hyperparameters, from the reference; never typed in."""
         return transfer(self.reference, self.shape, self.budget, rules=self.rules, betas=self.betas)
