@@ -61,7 +61,7 @@ def test_an_epoch_has_every_window_once_over_all_ranks(folder: Path, world: int)
     ranks = [TextData(folder, sequence=32, rows=6, seed=4, rank=rank, world=world) for rank in range(world)]
     batches = [torch.cat([data.batch(step) for data in ranks]) for step in range(len(one))]
     assert all(torch.equal(batch, one.batch(step)) for step, batch in enumerate(batches))
-    taken = np.concatenate([one.sampling.indices(step) for step in range(len(one))])
+    taken = np.concatenate([one.indices(step) for step in range(len(one))])
     assert len(set(taken.tolist())) == len(taken) == len(one) * 6
     assert one.windows - len(taken) < 6
     assert row_set(batches) == row_set([one.at(np.sort(taken))])

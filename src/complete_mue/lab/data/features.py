@@ -20,13 +20,13 @@ import torch
 from msgspec import Meta
 from numpy.typing import NDArray
 from safetensors.torch import save
-from torch import Tensor, nn
+from torch import Tensor
 
 from complete_mue.errors import FileError, RunError, ShapeError
-from complete_mue.lab.data.batches import ImageBatch, Pictures, SampledPictures
+from complete_mue.lab.data.batches import ImageBatch, Pictures
 from complete_mue.lab.data.encoders import Autoencoder, TextEncoder, fingerprint
 from complete_mue.lab.data.file_parts import OpenFiles, StoredRows
-from complete_mue.lab.data.item_order import Order
+from complete_mue.lab.data.item_order import Order, Shuffled
 from complete_mue.lab.data.progress import Meter
 from complete_mue.lab.data.shard_folder import (
     FEATURES,
@@ -89,7 +89,7 @@ def cache_features(
     source: Pictures,
     out: str | Path,
     *,
-    autoencoder: str | Path | nn.Module | Autoencoder | None = None,
+    autoencoder: str | Path | Autoencoder | None = None,
     text_encoder: str | Path | TextEncoder | None = None,
     items: int | None = None,
     text_length: int = 77,
@@ -114,7 +114,8 @@ def cache_features(
     total = count("items", items if items is not None else source.items)
     if source.items is not None and total > source.items:
         raise ShapeError(f"items = {total}: the source has {source.items}")
-    images, text = _autoencoder(autoencoder, device), _text_encoder(text_encoder, device)
+    images = Autoencoder.load(autoencoder, device=device) if isinstance(autoencoder, str | Path) else autoencoder
+    text = TextEncoder.load(text_encoder, device=device) if isinstance(text_encoder, str | Path) else text_encoder
     asked = {
         "source": source.identity(),
         "items": total,
@@ -180,11 +181,13 @@ class _Encode:
         return tensor
 
 
-class FeatureData(SampledPictures):
+class FeatureData(Shuffled, Pictures):
     """A folder that ``cache_features`` wrote: latents as images, features (or bytes) as text.
 
     Text features are NaN after a caption's last token, which the diffusion transformer reads as "no text".
     """
+
+    items: int
 
     def __init__(self, folder: str | Path, *, rows: int, verify: bool = False, **order: Unpack[Order]) -> None:
         self.folder, self.manifest = Path(folder), FeatureManifest.read(folder)
@@ -192,7 +195,7 @@ class FeatureData(SampledPictures):
             FEATURES.check(self.folder / shard.file, shard.bytes, shard.sha256 if verify else None)
         self._starts = np.cumsum([0, *(shard.items for shard in self.manifest.shards)])
         self.image_shape, self.text_shape = self.manifest.image_shape, self.manifest.text_shape
-        super().__init__(self.manifest.items, rows, str(folder), **order)
+        super().__init__(self.manifest.items, rows, f"{folder}: pictures", **order)
         self._files, self._shards = OpenFiles(FEATURES.remedy), dict[int, StoredRows]()
 
     def identity(self) -> str:
@@ -236,16 +239,6 @@ class FeatureData(SampledPictures):
         if place not in self._shards:
             self._shards[place] = StoredRows(self.folder / self.manifest.shards[place].file, self._files)
         return self._shards[place]
-
-
-def _autoencoder(given: str | Path | nn.Module | Autoencoder | None, device: str | torch.device) -> Autoencoder | None:
-    if isinstance(given, str | Path):
-        return Autoencoder.load(given, device=device)
-    return Autoencoder(given.to(device)) if isinstance(given, nn.Module) else given
-
-
-def _text_encoder(given: str | Path | TextEncoder | None, device: str | torch.device) -> TextEncoder | None:
-    return TextEncoder.load(given, device=device) if isinstance(given, str | Path) else given
 
 
 def _write(path: Path, tensors: dict[str, Tensor]) -> FeatureShard:

@@ -19,19 +19,15 @@ from torch import Tensor
 
 from complete_mue.errors import FileError, RunError, ShapeError
 from complete_mue.lab.data.file_parts import OpenFiles
-from complete_mue.lab.data.item_order import Order, Sampling
+from complete_mue.lab.data.item_order import Order, Shuffled
 from complete_mue.lab.data.manifest import ITEM_SIZE, Manifest
 from complete_mue.lab.data.standard_library import library_texts
 from complete_mue.lab.data.tokenizers import END_OF_TEXT, ByteTokenizer
 from complete_mue.layout.numbers import count
 
 
-class Windows(ABC):
-    """Windows of ``tokens`` one after another: shuffled, each once per epoch, the global batch the same for every
-    number of ranks.
-
-    ``rows`` are those of the global batch; rank r of w gets its r-th part. ``len(data)`` is the steps of one epoch.
-    """
+class Windows(Shuffled, ABC):
+    """Windows of ``tokens`` one after another, each once per epoch."""
 
     def __init__(self, tokens: int, vocab: int, *, sequence: int, rows: int, name: str, **order: Unpack[Order]) -> None:
         self.tokens, self.vocab, self.name = tokens, vocab, name
@@ -42,10 +38,7 @@ class Windows(ABC):
                 "give more text or a shorter sequence"
             )
         self.windows = (tokens - 1) // sequence  # of one epoch
-        self.sampling = Sampling.over(self.windows, rows, f"{name}: windows of {sequence} + 1 tokens", **order)
-
-    def __len__(self) -> int:
-        return self.sampling.steps
+        super().__init__(self.windows, rows, f"{name}: windows of {sequence} + 1 tokens", **order)
 
     @abstractmethod
     def read(self, start: int, out: NDArray[np.int64]) -> None:
@@ -53,7 +46,7 @@ class Windows(ABC):
 
     def batch(self, step: int) -> Tensor:
         """This rank's rows at ``step``: int64 [rows / world, sequence + 1]."""
-        return self.at(self.sampling.indices(step))
+        return self.at(self.indices(step))
 
     def at(self, windows: NDArray[np.int64]) -> Tensor:
         """The windows of these numbers, in stream order from 0."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 from collections.abc import Callable
@@ -47,7 +46,8 @@ class Task:
 
 def build(config: RunConfig, *, device: torch.device | None = None, ranks: Ranks = ALONE) -> Task:
     """The task of a config. The model is made where ``device`` says; batches are those of this rank."""
-    _check_fits(config, device or torch.get_default_device())
+    device = device or torch.get_default_device()
+    _check_fits(config, device)
     if config.rows % (ranks.world * config.accumulate):
         raise RunError(
             f"{config.rows} rows of a step over {ranks.world} ranks and accumulate = {config.accumulate}: give a "
@@ -88,7 +88,7 @@ def _in_micro_batches(batch: Callable[[int], Batch], parts: int) -> Callable[[in
     return lambda step: tuple(torch.cat([rows[part::parts] for part in range(parts)]) for rows in batch(step))
 
 
-def _text(config: RunConfig, task: TextTask, device: torch.device | None, ranks: Ranks) -> Task:
+def _text(config: RunConfig, task: TextTask, device: torch.device, ranks: Ranks) -> Task:
     options: dict[str, Any] = {
         "sequence": task.sequence,
         "rows": config.rows,
@@ -99,7 +99,7 @@ def _text(config: RunConfig, task: TextTask, device: torch.device | None, ranks:
     }
     data = open_text(task.source, **options)
     vocab = data.vocab
-    with _on(device):
+    with device:
         model = LanguageModel(config.shape, vocab, config.plan, qk_norm=config.qk_norm, router=config.router)
     objective = torch.compile(next_token_loss, dynamic=False) if config.compile else next_token_loss
 
@@ -107,18 +107,17 @@ def _text(config: RunConfig, task: TextTask, device: torch.device | None, ranks:
         (tokens,) = batch
         return objective(model(tokens[..., :-1], routings=routings), tokens, task.z_loss)
 
-    steps = len(data) if task.epochs == "single" else None
-    return Task(model, lambda step: (data.batch(step),), loss, task.sequence, config.shape.width * vocab, steps)
+    return Task(model, lambda step: (data.batch(step),), loss, task.sequence, config.shape.width * vocab, data.steps)
 
 
-def _pictures(config: RunConfig, task: PictureTask, device: torch.device | None, ranks: Ranks) -> Task:
+def _pictures(config: RunConfig, task: PictureTask, device: torch.device, ranks: Ranks) -> Task:
     data = open_pictures(
         task.source, size=task.size, frames=task.frames, text_length=task.text_length, epochs=task.epochs,
         rows=config.rows, seed=config.seed, rank=ranks.rank, world=ranks.world,
     )  # fmt: skip
     channels, length = data.image_shape[0], data.text_shape[0]
     patch = (1, task.patch, task.patch) if len(data.image_shape) == 4 else (task.patch, task.patch)
-    with _on(device):
+    with device:
         model = DiffusionTransformer(
             config.shape, channels, patch, config.plan, text_features=next(iter(data.text_shape[1:]), None),
             qk_norm=config.qk_norm, router=config.router,
@@ -142,10 +141,6 @@ def _pictures(config: RunConfig, task: PictureTask, device: torch.device | None,
     sequence = task.tokens_per_row() + length
     pixels = channels * task.patch**2
     return Task(model, batch, loss, sequence, 2 * config.shape.width * pixels, data.steps)
-
-
-def _on(device: torch.device | None) -> contextlib.AbstractContextManager[Any]:
-    return contextlib.nullcontext() if device is None else device
 
 
 # -- what is minimized: with replicas, a loss has one entry per replica, so that replicas do not mix ------------------
