@@ -41,7 +41,7 @@ from complete_mue.lab.paper_figures import FIGURES
 from complete_mue.lab.sweep.request import SweepRequest
 from complete_mue.layout.toml_files import read_reference, reference_toml
 from complete_mue.rules.batch_duration import schedule_factor, transfer_beta
-from complete_mue.storage import whole
+from complete_mue.storage import write_text
 
 FIRST, LAST = ("activated", "ffn_width"), ("depth", "width", "scaling", "selected", "large_batch")
 APART = {
@@ -148,8 +148,7 @@ class Evidence:
         values = {"lr": hyper.lr * factor, "weight_decay": hyper.weight_decay * factor, "eps": hyper.eps / factor}
         budget = replace(tuned.budget, steps=tuned.budget.steps * LONGER)
         longer = replace(tuned, budget=budget, hyper=replace(hyper, **values, betas=(first, second)))
-        with whole(self.longer) as file:
-            file.write(reference_toml(longer, [f"{self.reference}, at {LONGER} times the steps"]).encode())
+        write_text(self.longer, reference_toml(longer, [f"{self.reference}, at {LONGER} times the steps"]))
 
     def _settings(self, *changes: str) -> list[str]:
         return [part for change in (f"task.source={self.source}", *changes) for part in ("--set", change)]

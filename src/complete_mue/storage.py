@@ -65,10 +65,15 @@ def _unshared(path: Path) -> BinaryIO:
             file.close()
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` in UTF-8, whole or not at all."""
+    with whole(path) as file:
+        file.write(text.encode("utf-8"))
+
+
 def write_json(path: Path, data: Any) -> None:
     """Write ``data`` as JSON, whole or not at all."""
-    with whole(path) as file:
-        file.write(json.dumps(data, indent=1, ensure_ascii=False).encode("utf-8") + b"\n")
+    write_text(path, json.dumps(data, indent=1, ensure_ascii=False) + "\n")
 
 
 def plain_file(path: Path) -> BinaryIO:

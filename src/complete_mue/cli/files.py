@@ -15,7 +15,7 @@ from complete_mue.errors import FileError
 from complete_mue.layout import Budget, FeedForward, ModelShape, read_target
 from complete_mue.layout.hf_config import READABLE, find_config, read_config, shape_of_config
 from complete_mue.layout.toml_files import Document
-from complete_mue.storage import whole
+from complete_mue.storage import write_text
 
 _BUDGET = Budget(batch_tokens=262144, steps=25000)
 
@@ -82,8 +82,7 @@ def init_command(
         document.reference() if name == "reference.toml" else document.target()  # what we write reads back
     out.mkdir(parents=True, exist_ok=True)
     for name, path in paths.items():
-        with whole(path) as file:
-            file.write(texts[name].encode())
+        write_text(path, texts[name])
         print(f"wrote {path}")
     target = paths.get("target.toml", found)
     if "target.toml" not in paths:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from complete_mue.lab.evals.tasks import TASKS
-from complete_mue.storage import whole, write_json
+from complete_mue.storage import write_json, write_text
 from complete_mue.tabular import escaped, markdown_table
 
 HEADINGS = ("task", "shots", "metric", "score", "± se", "chance", "count", "of paper's")
@@ -101,5 +101,4 @@ class Report:
         """``eval.json`` and ``eval.md``."""
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "eval.json", self.to_dict())
-        with whole(folder / "eval.md") as file:
-            file.write(self.to_markdown().encode("utf-8"))
+        write_text(folder / "eval.md", self.to_markdown())

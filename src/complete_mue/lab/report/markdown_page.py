@@ -29,7 +29,7 @@ from complete_mue.lab.report.plots import write_png
 from complete_mue.lab.report.summary import Summary
 from complete_mue.lab.report.tables import axis_table, markdown, role_table, runs_table
 from complete_mue.lab.report.verdict import LEGEND
-from complete_mue.storage import inner_folder, remove_parts, whole
+from complete_mue.storage import inner_folder, remove_parts, write_text
 from complete_mue.tabular import escaped
 
 END = "<!-- end -->"
@@ -79,9 +79,7 @@ def write_article(found: Sequence[tuple[Summary, Path]], page: Path) -> list[Pat
     for chapter in made:
         for picture in shown(chapter.summary):
             written.append(write_png(picture, folder / f"{chapter.stem}-{picture.key}.png", _COLUMNS, _DPI))
-    text = with_generated(before, page, article(made, page))
-    with whole(page) as file:
-        file.write(text.encode("utf-8"))
+    write_text(page, with_generated(before, page, article(made, page)))
     for name in re.findall(rf"\]\({re.escape(folder.name)}/([^)/]+\.png)\)", generated(before, page) or ""):
         if folder / name not in written:
             (folder / name).unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from complete_mue.lab.report.pictures import pictures
 from complete_mue.lab.report.plots import can_plot, write_png
 from complete_mue.lab.report.summary import Summary
 from complete_mue.lab.report.tables import csv_text, markdown, tables
-from complete_mue.storage import remove_parts, whole, write_json
+from complete_mue.storage import remove_parts, write_json, write_text
 from complete_mue.tabular import escaped
 
 
@@ -42,8 +42,7 @@ def write_report(summaries: Sequence[Summary], folder: Path) -> list[Path]:
         "report.csv": csv_text(tuple(summaries)),
     }
     for name, text in texts.items():
-        with whole(folder / name) as file:
-            file.write(text.encode("utf-8"))
+        write_text(folder / name, text)
         written.append(folder / name)
     if can_plot():
         for number, summary in enumerate(summaries):

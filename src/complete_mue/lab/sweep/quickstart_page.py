@@ -10,7 +10,7 @@ from typing import Any
 from complete_mue.lab.report.html_page import figure_html, page_html, verdict_html
 from complete_mue.lab.report.plots import can_plot, write_png
 from complete_mue.lab.sweep.quickstart_parts import Part, word
-from complete_mue.storage import whole, write_json
+from complete_mue.storage import write_json, write_text
 
 TITLE = "Complete-muE quickstart"
 ABOUT = "Tune one small dense model, transfer its hyperparameters to any MoE: does it hold, here and now?"
@@ -24,8 +24,7 @@ def write_page(parts: Sequence[Part], advice: Sequence[str], facts: dict[str, An
     body = "".join(_section(number, part) for number, part in enumerate(parts, start=1))
     body += f"<section><h2>Next</h2>{''.join(f'<p>{escape(line)}</p>' for line in advice)}</section>"
     page = folder / "quickstart.html"
-    with whole(page) as file:
-        file.write(page_html(TITLE, ABOUT, "", body, "mue quickstart", data).encode("utf-8"))
+    write_text(page, page_html(TITLE, ABOUT, "", body, "mue quickstart", data))
     for part in parts if can_plot() else ():
         if part.picture is not None:
             write_png(part.picture, folder / f"{part.name}.png", columns=3)

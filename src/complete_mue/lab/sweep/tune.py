@@ -24,7 +24,7 @@ from complete_mue.lab.sweep.hypers import Hyper
 from complete_mue.lab.train.config import RunConfig
 from complete_mue.layout import Reference
 from complete_mue.layout.toml_files import reference_toml
-from complete_mue.storage import whole
+from complete_mue.storage import write_text
 
 _WIDENED = 2  # octaves at a time
 _MOST_WIDENINGS = 4
@@ -74,8 +74,7 @@ def tune(
         found.append(tuned)
         value = float(f"{tuned.optimum.value:.{_DIGITS}g}")
         base = dataclasses.replace(base, reference=Hyper.parse(hyper).put(base.reference, value))
-    with whole(folder / "reference.toml") as file:
-        file.write(reference_toml(base.reference, _evidence(found)).encode("utf-8"))
+    write_text(folder / "reference.toml", reference_toml(base.reference, _evidence(found)))
     return base.reference, found
 
 
