@@ -14,6 +14,8 @@ import pytest
 
 from complete_mue.cli import main
 
+POPEN = subprocess.Popen
+
 
 def mue(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     """What `mue ARGUMENTS` prints and returns in the folder ``cwd``."""
@@ -28,6 +30,12 @@ def script(path: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", [str(path.parent), *sys.path])
         return _called(lambda: runpy.run_path(str(path), run_name="__main__"), str(path), *map(str, arguments))
+
+
+def popen(command: list[str], **_: object) -> subprocess.Popen[bytes]:
+    """In place of ``subprocess.Popen``, for a script that starts `mue`: it runs here, and a process ends as it did."""
+    status = mue(*command[command.index("complete_mue") + 1 :], cwd=Path.cwd()).returncode
+    return POPEN(["sh", "-c", f"exit {status}"])
 
 
 def _called(function: Callable[[], object], *words: str) -> subprocess.CompletedProcess[str]:

@@ -8,6 +8,7 @@ random numbers. `make test` itself computes with the best instructions and oneDN
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -35,6 +36,7 @@ class Run:
     options: tuple[str, ...]
     environment: dict[str, str] = field(default_factory=dict)
     workers: int = 2
+    files: tuple[str, ...] = ()  # those that hold the tests: others need not be read
 
     @property
     def command(self) -> str:
@@ -46,10 +48,17 @@ class Run:
         """Run it, in this interpreter's environment."""
         began = time.monotonic()
         print(f"== {self.name}: {self.command}", flush=True)
-        words = [sys.executable, "-m", "pytest", "-n", str(self.workers), *self.options]
+        words = [sys.executable, "-m", "pytest", "-n", str(self.workers), *self.options, *self.files]
         done = subprocess.run(words, cwd=ROOT, env={**os.environ, **self.environment}, check=False)
         print(f"== {self.name}: {time.monotonic() - began:.0f} s", flush=True)
         return done.returncode == 0
+
+
+def marked(*markers: str) -> tuple[str, ...]:
+    """Files with tests that carry one of these markers."""
+    pattern = re.compile(rf"mark\.({'|'.join(markers)})\b")
+    paths = sorted((ROOT / "tests").glob("*/test_*.py"))
+    return tuple(str(path.relative_to(ROOT)) for path in paths if pattern.search(path.read_text(encoding="utf-8")))
 
 
 def runs() -> list[Run]:
@@ -62,10 +71,13 @@ def runs() -> list[Run]:
             continue
         title = f"{name} instructions, {'without' if without else 'with'} oneDNN"
         options = (*chosen, "--without-onednn") if without else chosen
-        found.append(Run(title, options, {**INSTRUCTIONS[name], "OMP_NUM_THREADS": "1"}))
-    drawing = ("-m", "draws and not slow")
-    threads = Run("two threads, without oneDNN", (*drawing, "--without-onednn"), {"OMP_NUM_THREADS": "2"}, workers=1)
-    seeds = Run(f"{SEEDS} draws", (*drawing, "--seeds", str(SEEDS)), {"OMP_NUM_THREADS": "1"})
+        environment = {**INSTRUCTIONS[name], "OMP_NUM_THREADS": "1"}
+        found.append(Run(title, options, environment, files=marked("numeric", "draws")))
+    files = marked("draws")
+    drawing = ("-m", "draws and not slow", "--without-onednn")
+    threads = Run("two threads, without oneDNN", drawing, {"OMP_NUM_THREADS": "2"}, workers=1, files=files)
+    drawing = ("-m", "draws and not numeric and not slow", "--seeds", str(SEEDS))
+    seeds = Run(f"{SEEDS} draws", drawing, {"OMP_NUM_THREADS": "1"}, files=files)
     return [*found, threads, seeds]
 
 

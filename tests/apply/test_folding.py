@@ -21,7 +21,7 @@ from stock_families import STOCK, tiny_model, tiny_plan  # noqa: E402
 
 pytestmark = pytest.mark.numeric
 
-STEPS, WARMUP, MAX_NORM = 10, 2, 0.1
+STEPS, WARMUP, MAX_NORM = 6, 2, 0.1
 FAST = ["mixtral", "qwen3_moe", "qwen2_moe", "olmoe", "deepseek_v3", "glm4_moe", "gpt_oss", "granitemoe"]
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in STOCK if name not in FAST]
 # Routers compute in float32 whatever the model's dtype: that is the resolution at which two forms can agree.
@@ -155,4 +155,4 @@ def test_both_forms_are_one_trajectory(family: str) -> None:
 
 def test_plain_clipping_would_part_them() -> None:
     ours, theirs, _ = both("mixtral", clip="plain")
-    assert max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) > 1e-3
+    assert max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) > 100 * FLOAT32 * theirs[0]

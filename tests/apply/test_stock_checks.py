@@ -75,7 +75,7 @@ def test_a_correct_setup_is_not_flagged_along_any_axis(family: str) -> None:
 )
 def test_nor_are_others_or_on_text_along_the_main_axes(family: str, tokens: str) -> None:
     """Their groups do what those of the families above do: ``test_folding`` shows it for each."""
-    assert_not_flagged(family, tokens, ["width", "depth", "active"])
+    assert_not_flagged(family, tokens, ["width", "depth", "activated"])
 
 
 @pytest.mark.slow

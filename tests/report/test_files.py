@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import re
@@ -170,6 +171,16 @@ def test_a_picture_stands_alone(sweep_folder: Write) -> None:
 def test_axis_places() -> None:
     assert Axis("", 1, 16, (), log=True).place(4) == pytest.approx(0.5)
     assert Axis("", 1, 16, ()).place(8.5) == pytest.approx(0.5)
+
+
+def test_many_panels_stand_in_three_columns(sweep_folder: Write, tmp_path: Path) -> None:
+    Image = pytest.importorskip("PIL.Image")
+    pytest.importorskip("matplotlib")
+    picture = pictures(summarize(sweep_folder()))[0]
+    for count, columns in ((12, 2), (13, 3)):
+        many = dataclasses.replace(picture, panels=picture.panels[:1] * count)
+        with Image.open(plots.write_png(many, tmp_path / "many.png", columns=2, dpi=20)) as drawn:
+            assert drawn.width == pytest.approx((4.1 * columns + 0.9) * 20, abs=1)
 
 
 def test_text_is_escaped(sweep_folder: Write) -> None:

@@ -101,6 +101,7 @@ def test_the_records_speak_where_they_are(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_quickstart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("complete_mue.lab.sweep.quickstart.SEEDS", 1)
+    monkeypatch.setattr("complete_mue.lab.sweep.quickstart_parts._DRAWS", 1)
     done = mue("quickstart", "--out", "quick", "--steps", 4, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "quick" / "quickstart.json").read_text())

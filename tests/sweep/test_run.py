@@ -224,7 +224,7 @@ if __name__ == "__main__":
 def test_kill_9_three_times_loses_and_repeats_nothing(tmp_path: Path) -> None:
     """Drivers and workers are killed at random moments; two sweeps share the folder half of the time."""
     dice = random.Random(0)
-    grid = write_grid(tmp_path / "grid.toml", 6, 2, "budget.steps=60")
+    grid = write_grid(tmp_path / "grid.toml", 6, 2, "budget.steps=40")
     folder = tmp_path / "out"
     command = mue_command("sweep", grid, "--out", folder, "--executor", "processes", "--workers", "2", "-k", "2")
     seen: dict[Path, tuple[int, bytes]] = {}

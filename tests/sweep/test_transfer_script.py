@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from complete_mue.cli import app
 from complete_mue.lab.report.summary import summarize
 from complete_mue.layout.toml_files import read_reference
-from in_process import mue, script
+from in_process import popen, script
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "transfer.py"
 
@@ -26,11 +26,9 @@ def transfer(*arguments: str) -> subprocess.CompletedProcess[str]:
     return script(SCRIPT, *arguments)
 
 
-def here(command: list[str], log: Path | None = None) -> subprocess.Popen[bytes]:
-    """In place of the scripts' ``mue``: the command in this process, and one that ends as it did."""
-    name, *words = command
-    done = mue(name, "--executor", "here", *words, cwd=SCRIPT.parents[1])
-    return subprocess.Popen(["sh", "-c", f"exit {done.returncode}"])
+def here(command: list[str], **_: object) -> subprocess.Popen[bytes]:
+    """In place of ``subprocess.Popen``: the sweep in this process, workers and all."""
+    return popen([*command, "--executor", "here"])
 
 
 @pytest.mark.parametrize("task", [pytest.param("lm", marks=pytest.mark.slow), "dit"])
@@ -76,9 +74,8 @@ def test_tune_then_sweeps_that_share_their_points(tmp_path: Path, monkeypatch: p
     small = ["budget.steps=3", "shape.width=16", "shape.depth=1", "shape.feed_forward=dense@16", "shape.head_dim=8"]
     changes = [part for change in small for part in ("--set", change)]
     options = ("--only", "ffn_width,batch_tokens", "--runs", str(tmp_path), *changes)
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))
     with monkeypatch.context() as patch:
-        patch.setattr("turns.mue", here)
+        patch.setattr("subprocess.Popen", here)
         done = transfer("stdlib", "--scale", "tiny", *options)
     assert done.returncode == 0, done.stderr
     one, two = (summarize(tmp_path / f"lm-{name}") for name in ("ffn_width", "batch_tokens"))

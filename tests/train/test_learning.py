@@ -62,7 +62,7 @@ def test_a_short_run_beats_the_trivial_predictor(name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "steps", "share"), [("lm_tiny:16e4a", 150, 0.75), ("dit_tiny", 250, 0.4)])
+@pytest.mark.parametrize(("name", "steps", "share"), [("lm_tiny:16e4a", 60, 0.9), ("dit_tiny", 100, 0.55)])
 def test_the_tiny_recipes_learn(name: str, steps: int, share: float, tmp_path: Path) -> None:
     config = override(recipe(name), f"budget.steps={steps}", "betas=hold")
     result = train(config, tmp_path)

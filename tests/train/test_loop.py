@@ -93,11 +93,11 @@ def start(run: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-def test_killed_three_times_at_random_moments(tmp_path: Path) -> None:
-    longer = ("budget.steps=100", "checkpoint_every=1")
+def test_killed_twice_at_random_moments(tmp_path: Path) -> None:
+    longer = ("budget.steps=60", "checkpoint_every=1")
     train(config_of("lm moe", *longer), tmp_path / "whole")
     dice, run = random.Random(0), tmp_path / "killed"
-    for number in range(3):
+    for number in range(2):  # at first, and when it goes on
         process = start(run, *longer, *(["--resume"] if number else []))
         deadline = time.monotonic() + 60
         seen = len(checkpoint.Checkpoint.listed(run)) and checkpoint.Checkpoint.listed(run)[0].step
@@ -112,7 +112,7 @@ def test_killed_three_times_at_random_moments(tmp_path: Path) -> None:
     last = start(run, *longer, "--resume")
     out, err = last.communicate(timeout=300)
     assert last.returncode == 0, err
-    assert "100 steps" in out
+    assert "60 steps" in out
     assert_same_ending(tmp_path / "whole", run)
 
 

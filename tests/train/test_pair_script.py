@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from complete_mue.cli import app
 from complete_mue.lab.recipes import configured
-from in_process import script
+from in_process import popen, script
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "results" / "pair" / "reference.toml"
@@ -44,13 +44,14 @@ def test_both_have_the_same_active_width_and_every_training_can_be_planned(tmp_p
 
 
 @pytest.mark.slow
-def test_a_stopped_start_goes_on_to_the_comparison(tmp_path: Path) -> None:
+def test_a_stopped_start_goes_on_to_the_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text, data, runs = tmp_path / "text.md", tmp_path / "data", tmp_path / "runs"
     text.write_text((ROOT / "docs" / "rules.md").read_text(encoding="utf-8") * 4)
     assert (
         CliRunner().invoke(app, ["data", "prepare", str(text), "--held-out", "0.1", "--out", str(data)]).exit_code == 0
     )
     assert pair(data, *TINY, "--runs", str(runs), "--seconds", "0").returncode == 130
+    monkeypatch.setattr("subprocess.Popen", popen)  # the stop above was that of a process
     done = pair(data, *TINY, "--runs", str(runs))
     assert done.returncode == 0, done.stderr
     for name in ("dense", "moe"):

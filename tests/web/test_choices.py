@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 from dataclasses import replace
+from importlib.resources import files
 from typing import Any
 from xml.etree import ElementTree
 
@@ -17,10 +19,11 @@ from complete_mue.web.answer import plan_answer, planned
 from complete_mue.web.compare import chosen, compared
 from complete_mue.web.fields import FieldError
 from complete_mue.web.plot import AXES, COLUMNS, along, keys, plot_answer
-from complete_mue.web.presets import REFERENCES, TARGETS
 from complete_mue.web.texts import NAMES, text_of
 
-LM = {f"r.{k}": v for k, v in REFERENCES[0].fields.items()} | {f"t.{k}": v for k, v in TARGETS[0].fields.items()}
+PRESETS = json.loads(files("complete_mue.web").joinpath("static", "presets.json").read_text(encoding="utf-8"))
+REFERENCES, TARGETS = PRESETS["reference"], PRESETS["target"]
+LM = {f"r.{k}": v for k, v in REFERENCES[0]["fields"].items()} | {f"t.{k}": v for k, v in TARGETS[0]["fields"].items()}
 LM |= {"rules": "complete_mue"}
 UNEQUAL = {"t.feed_forward": "dense@512+32e2a@512+16e2a@256", "t.expert_width": ""}
 DENSE = {"t.feed_forward": "dense", "t.expert_width": "", "t.expansion": "4", "t.dense_layers": ""}

@@ -29,7 +29,7 @@ def eval_command(
     ] = None,
     tasks: Annotated[str | None, typer.Option(help="Some of the 13, such as mmlu,arc_easy.")] = None,
     shots: Annotated[int, typer.Option(min=0, help="Examples before each question.")] = 5,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many questions of each task.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N questions of each task.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the results. Default: RUN/eval.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     precision: Annotated[str, typer.Option(help="auto (the run's own on CUDA), float32 or bfloat16.")] = "auto",
@@ -73,7 +73,6 @@ def eval_command(
     def opened(run: Path) -> tuple[Any, dict[str, str]]:
         from complete_mue.lab.evals.run import open_run
 
-        need_run(run)
         return open_run(run, device=device, precision=precision, batch_tokens=batch_tokens)
 
     with _progress() as (progress, said):
@@ -145,6 +144,7 @@ def _ask(
 def _answer(run: Path, requests: Path, out: Path | None, opened: Opened, progress: Any) -> None:
     if str(run).startswith(STOCK):
         raise RunError(f"{run} with --requests: only our runs can answer without the harness; leave --requests out")
+    need_run(run)
     from complete_mue.lab.evals.requests import answer_requests
 
     path = _place(out, run) / "answers.jsonl.xz"
@@ -153,6 +153,7 @@ def _answer(run: Path, requests: Path, out: Path | None, opened: Opened, progres
 
 
 def _held_out(run: Path, out: Path | None, opened: Opened, progress: Any) -> Any:
+    need_run(run)
     from complete_mue.lab.evals.held_out import held_out_loss
     from complete_mue.lab.train.config import read_config
     from complete_mue.storage import write_json

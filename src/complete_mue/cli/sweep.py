@@ -269,8 +269,7 @@ def _report(folder: Path) -> None:
     from complete_mue.lab.report.summary import summarize
     from complete_mue.lab.report.write import write_report
 
-    console = Console(highlight=False, markup=False)
     summary = summarize(folder)
-    written = write_report([summary], folder)
-    show(summary, console)
-    print(f"report: {next(path for path in written if path.suffix == '.html')}")
+    write_report([summary], folder)
+    show(summary, Console(highlight=False, markup=False))
+    print(f"report: {folder / 'report.html'}")

@@ -96,21 +96,14 @@ def read(parameters: Mapping[str, str]) -> Specs:
     if pasted is not None and fields is None:  # layers differ, which a TOML file cannot say
         shape, files = pasted, (files[0], File(FILE, json.dumps(json.loads(config), indent=2) + "\n"))
     for side, asked in (("r", reference.shape), ("t", shape)):
-        if asked.depth > MOST_LAYERS:
-            raise FieldError(
-                f"depth = {asked.depth}: the planner takes at most {MOST_LAYERS} layers; use `mue plan` for more",
-                field=f"{side}.depth",
-                given=asked.depth,
-                allowed=MOST_LAYERS,
-            )
-        block = asked.main
-        if len(block.branches) + len(block.groups) > MOST_PARTS:
-            raise FieldError(
-                f"feed_forward has {len(block.branches) + len(block.groups)} branches and groups: the planner takes "
-                f"at most {MOST_PARTS}; use `mue plan` for more",
-                field=f"{side}.feed_forward",
-                allowed=MOST_PARTS,
-            )
+        parts = len(asked.main.branches) + len(asked.main.groups)
+        for key, what, given, most in (
+            ("depth", "layers", asked.depth, MOST_LAYERS),
+            ("feed_forward", "branches and groups", parts, MOST_PARTS),
+        ):
+            if given > most:
+                says = f"{key} has {given} {what}: the planner takes at most {most} {what}; use `mue plan`"
+                raise FieldError(says, field=f"{side}.{key}", given=given, allowed=most)
     return Specs(reference, shape, budget, files, fields)
 
 

@@ -40,7 +40,6 @@ from complete_mue.web.answer import plan_answer, planned
 from complete_mue.web.fields import PARAMETERS, FieldError, File
 from complete_mue.web.guard import Guard
 from complete_mue.web.plot import plot_answer
-from complete_mue.web.presets import presets
 from complete_mue.web.runs import Runs
 from complete_mue.web.texts import text_of
 from complete_mue.web.timed import TimedProtocol
@@ -51,6 +50,7 @@ _STATIC = {
     "/": ("index.html", "text/html"),
     "/planner.css": ("planner.css", "text/css"),
     "/planner.js": ("planner.js", "text/javascript"),
+    "/api/presets": ("presets.json", "application/json"),
 }
 _SCRIPT_HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode("utf-8")).digest()).decode("ascii")
 # A report brings its style and its one script in the page: that script may run, by its hash, and nothing else.
@@ -65,7 +65,7 @@ def application(folder: Path, names: tuple[str, ...] = ()) -> ASGIApp:
     runs, plans, reads = Runs(folder), CapacityLimiter(4), CapacityLimiter(2)
 
     async def computed(request: Request) -> Response:
-        """A mistake in the form is an answer, too: its text, and the field it is about."""
+        """A mistake in the form is answered as well: with its text, and the field it is about."""
         what = request.scope["path"].removeprefix("/api/")
         query = request.scope["query_string"].decode("ascii", "replace")
         try:
@@ -85,13 +85,9 @@ def application(folder: Path, names: tuple[str, ...] = ()) -> ASGIApp:
         page = await anyio.to_thread.run_sync(partial(runs.report, request.path_params["name"]), limiter=reads)
         return Response(page, media_type="text/html", headers={"content-security-policy": REPORT_POLICY})
 
-    async def shapes(request: Request) -> Response:
-        return _json(_encoded(presets()))
-
     routes = [Route(path, _static(*entry), methods=["GET"]) for path, entry in _STATIC.items()]
     routes += [
         *(Route(f"/api/{what}", computed, methods=["GET"]) for what in ("plan", "plot", "text/{name}")),
-        Route("/api/presets", shapes, methods=["GET"]),
         Route("/api/runs", listing, methods=["GET"]),
         Route("/runs/{name:path}", report, methods=["GET"]),
     ]
@@ -100,7 +96,7 @@ def application(folder: Path, names: tuple[str, ...] = ()) -> ASGIApp:
 
 
 def serve(folder: Path, host: str, port: int, listening: Callable[[str], None] = lambda url: None) -> None:
-    """Serve until interrupted; ``listening`` hears the address once connections are taken."""
+    """Serve until interrupted; ``listening`` is called with the address once connections are accepted."""
     with bind(host, port) as listener:
         config = uvicorn.Config(
             application(folder, (host,)), http=TimedProtocol, ws="none", lifespan="off", log_level="critical",

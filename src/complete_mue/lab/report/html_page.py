@@ -65,7 +65,7 @@ script-src 'unsafe-inline'; img-src data:">
 <p class="soft">{escape(about)}</p>
 {nav}</header>
 <main>{body}</main>
-<footer>Made by <code>{command}</code> of Complete-muE. All numbers are in this page as JSON, too.</footer>
+<footer>Made by <code>{command}</code> of Complete-muE. All numbers are also in this page as JSON.</footer>
 <div id="tip" aria-hidden="true"></div>
 <script type="application/json" id="report">{embedded}</script>
 <script>{SCRIPT}</script>

@@ -1,6 +1,6 @@
 """Many sweeps on one Markdown page, for a repository: verdict, overview, then axis by axis words, pictures and tables.
 
-The page may hold words of one's own: only what stands between the two markers is written,
+The page may hold text of your own: only what stands between the two markers is replaced,
 
     <!-- generated: NAME -->
     <!-- end -->

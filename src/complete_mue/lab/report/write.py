@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from complete_mue.errors import FileError
+from complete_mue.lab.records.pack import safe_name
 from complete_mue.lab.report.html_page import report_dict, report_html
 from complete_mue.lab.report.labels import code
 from complete_mue.lab.report.pictures import pictures
@@ -55,6 +55,5 @@ def write_report(summaries: Sequence[Summary], folder: Path) -> list[Path]:
 
 def _file_name(summary: Summary, number: int, summaries: Sequence[Summary]) -> str:
     """The sweep's name, made safe for a file; numbered where two sweeps share it."""
-    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", summary.name).strip("-.") or "sweep"
     same = [other for other in summaries if other.name == summary.name]
-    return f"{name}-{number + 1}" if len(same) > 1 else name
+    return safe_name(summary.name) + (f"-{number + 1}" if len(same) > 1 else "")

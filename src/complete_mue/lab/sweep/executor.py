@@ -1,7 +1,7 @@
 """Where groups of points train: in this process, in worker processes, or on a Ray cluster.
 
-An executor takes jobs and tells what became of them; who runs the sweep alone reads and writes the ledger, so a worker
-that dies, or a node that is lost, takes nothing with it but the work it had not finished.
+An executor takes jobs and reports what became of them. Only the sweep's own process reads and writes the ledger, so a
+worker that dies, or a node that is lost, takes nothing with it but the work it had not finished.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Executor(Protocol):
         """Take a job."""
 
     def events(self, timeout: float) -> list[Event]:
-        """What happened; waits for something at most so many seconds."""
+        """What happened; waits at most ``timeout`` seconds for the first event."""
 
     def close(self) -> None:
         """End all work, finished or not."""
@@ -140,7 +140,7 @@ class Processes:
         self._busy[worker.pipe] = worker
 
     def events(self, timeout: float) -> list[Event]:
-        """What the workers say, and who is gone."""
+        """What the workers report, and which of them died."""
         found: list[Event] = []
         for pipe in wait(list(self._busy), timeout) if self._busy else ():
             assert isinstance(pipe, Connection)
@@ -186,7 +186,7 @@ class _Worker:
 
 def _serve(pipe: Connection) -> None:
     """A worker process: job after job, until the other end of the pipe is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who runs the sweep
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the sweep's own process
     os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is loaded, which is not yet
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     with suppress(EOFError, OSError):
@@ -195,7 +195,7 @@ def _serve(pipe: Connection) -> None:
 
 
 def _leave_with_parent() -> None:
-    """A worker whose sweep was killed does not train on: nobody would hear of it."""
+    """A worker whose sweep was killed stops training: nobody would learn of the result."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -208,7 +208,7 @@ def _perform(job: Job, threads: int | None, tell: Callable[[Event], None]) -> No
 
 
 def performed(job: Job, threads: int | None, tell: Callable[[Advanced], None]) -> Finished | Failed:
-    """What a job gave; ``tell`` hears of its progress."""
+    """What a job gave; its progress goes to ``tell``."""
     from complete_mue.lab.sweep.worker import failure, work
 
     def report(step: int, losses: Sequence[float]) -> None:

@@ -1,8 +1,8 @@
 """The paper's figures as named sweeps, at four scales.
 
-tiny    minutes on two CPU cores; a look, not evidence
+tiny    minutes on two CPU cores; a glance, not evidence
 small   one GPU: width 128, four layers, 16k tokens per step, 2000 steps, three seeds
-medium  one GPU, ten times as dear: width 256, eight layers, 64k tokens per step in rows of 512, 2000 steps, two seeds
+medium  one GPU, ten times the cost: width 256, eight layers, 64k tokens per step in rows of 512, 2000 steps, two seeds
 paper   the paper's proxies: 32 layers, 25k steps (language), 100k (diffusion)
 """
 

@@ -170,7 +170,7 @@ def pinned_sweep(sweep: Sweep) -> Sweep:
 def _pinned_target(target: Target) -> Target:
     try:
         identity(target.config.task)
-    except MueError:  # who trains it will say what is wrong
+    except MueError:  # whoever trains it will say what is wrong
         return target
     return dataclasses.replace(target, config=pinned(target.config))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -51,7 +52,7 @@ class Part:
 def sizes() -> Part:
     """Walk live models along the axes, ours beside the rival, each in a process of its own."""
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        found = dict(zip((DERIVED, RIVAL), pool.map(_walk, (DERIVED, RIVAL)), strict=True))
+        found = dict(zip((DERIVED, RIVAL), pool.map(partial(_walk, draws=_DRAWS), (DERIVED, RIVAL)), strict=True))
     rows, held = [], dict[str, dict[str, bool]]()
     for place, name in enumerate(WALKED.values()):
         for rules, result in found.items():
@@ -77,9 +78,9 @@ def sizes() -> Part:
     )
 
 
-def _walk(rules: str) -> CheckResult:
+def _walk(rules: str, draws: int) -> CheckResult:
     torch.set_num_threads(1)
-    return check(language_model_setup, list(WALKED), layout=_LAYOUT, rules=rules, steps=_STEPS, seeds=_DRAWS)
+    return check(language_model_setup, list(WALKED), layout=_LAYOUT, rules=rules, steps=_STEPS, seeds=draws)
 
 
 def _off(role: RoleVerdict) -> tuple[float, float]:

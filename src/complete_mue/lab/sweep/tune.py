@@ -55,7 +55,7 @@ class Tuned:
 
     @property
     def doubts(self) -> list[str]:
-        """Why the optimum is not to be relied on; empty where it is."""
+        """Why the optimum cannot be relied on; empty where it can."""
         edge = self.optimum.open
         return [f"OPEN: the best value is at the {edge} edge of the grid"] if edge else doubts(self.curve)
 
