@@ -140,7 +140,8 @@ def cache_features(
             shards.append(_write(out / f"features-{len(shards):05d}.safetensors", encode(numbers)))
             write_json(out / PROGRESS, asdict(_Progress(asked, shards)))
         first = StoredRows(out / shards[0].file, OpenFiles(FEATURES.remedy))
-        manifest = FeatureManifest(asked, first.shape("images"), first.shape("text"), tuple(shards))
+        shapes = first.shape("images") or (), first.shape("text") or ()
+        manifest = FeatureManifest(asked, *shapes, tuple(shards))
         FEATURES.finish(out, asdict(manifest))
         return manifest
 
@@ -216,15 +217,8 @@ class FeatureData(Shuffled, Pictures):
         text = torch.empty(len(items), *self.text_shape, dtype=torch.float32 if features else torch.int64)
         for row, (number, place) in enumerate(zip(items.tolist(), places.tolist(), strict=True)):
             inside, shard = number - int(self._starts[place]), self._shard(place)
-            try:
-                images[row], text[row] = shard.row("images", inside), shard.row("text", inside)
-                words = int(shard.row("lengths", inside)) if features else 0
-            except (RuntimeError, ValueError) as problem:
-                if isinstance(problem, FileError):
-                    raise
-                raise FileError(
-                    f"{shard.path}: not what the manifest says ({problem}); cache the features again"
-                ) from None
+            images[row], text[row] = shard.row("images", inside), shard.row("text", inside)
+            words = int(shard.row("lengths", inside)) if features else 0
             for what, tensor in (("images", images[row]), ("text", text[row, :words])):
                 if not tensor.isfinite().all():
                     raise FileError(
@@ -237,7 +231,11 @@ class FeatureData(Shuffled, Pictures):
 
     def _shard(self, place: int) -> StoredRows:
         if place not in self._shards:
-            self._shards[place] = StoredRows(self.folder / self.manifest.shards[place].file, self._files)
+            shard = StoredRows(self.folder / self.manifest.shards[place].file, self._files)
+            for name, shape in (("images", self.image_shape), ("text", self.text_shape), ("lengths", ())):
+                if shard.shape(name) != shape:
+                    raise FileError(f"{shard.path}: {name} are not of the manifest's size; {FEATURES.remedy}")
+            self._shards[place] = shard
         return self._shards[place]
 
 

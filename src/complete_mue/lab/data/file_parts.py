@@ -75,16 +75,17 @@ class StoredRows:
             raise FileError(f"{path}: not a safetensors file ({problem}); cache the features again") from None
         self._header, self._begin = json.loads(files.read(path, 8, length)), 8 + length
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Of a row of a tensor."""
-        return tuple(self._header[name]["shape"][1:])
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Of a row of a tensor; None where there is no such tensor, or one of a type that is never written."""
+        facts = self._header.get(name)
+        return tuple(facts["shape"][1:]) if facts and facts["dtype"] in _TYPES and facts["shape"] else None
 
     def row(self, name: str, number: int) -> Tensor:
         """One row of a tensor."""
-        facts = self._header.get(name)
-        if facts is None or facts["dtype"] not in _TYPES or not facts["shape"] or number >= facts["shape"][0]:
+        facts, shape = self._header[name], self.shape(name)
+        if shape is None or number >= facts["shape"][0]:
             raise FileError(f"{self.path}: has no item {number} of {name!r}; cache the features again")
-        dtype, shape = _TYPES[facts["dtype"]], self.shape(name)
+        dtype = _TYPES[facts["dtype"]]
         size = math.prod(shape) * dtype.itemsize
         begin = self._begin + facts["data_offsets"][0] + number * size
         return torch.frombuffer(bytearray(self._files.read(self.path, begin, size)), dtype=dtype).reshape(shape)

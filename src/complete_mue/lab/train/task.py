@@ -6,7 +6,6 @@ import dataclasses
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -89,15 +88,10 @@ def _in_micro_batches(batch: Callable[[int], Batch], parts: int) -> Callable[[in
 
 
 def _text(config: RunConfig, task: TextTask, device: torch.device, ranks: Ranks) -> Task:
-    options: dict[str, Any] = {
-        "sequence": task.sequence,
-        "rows": config.rows,
-        "seed": config.seed,
-        "epochs": task.epochs,
-        "rank": ranks.rank,
-        "world": ranks.world,
-    }
-    data = open_text(task.source, **options)
+    data = open_text(
+        task.source, sequence=task.sequence, epochs=task.epochs, rows=config.rows, seed=config.seed, rank=ranks.rank,
+        world=ranks.world,
+    )  # fmt: skip
     vocab = data.vocab
     with device:
         model = LanguageModel(config.shape, vocab, config.plan, qk_norm=config.qk_norm, router=config.router)
