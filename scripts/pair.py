@@ -17,25 +17,13 @@ from __future__ import annotations
 import argparse
 import math
 import shlex
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+from turns import Step, one_by_one
+
 from complete_mue.layout import FeedForward
-
-_GRACE = 120.0  # seconds to save in
-
-
-@dataclass(frozen=True)
-class Step:
-    """A command, and the file that says it is done; training finds that out by itself."""
-
-    command: list[str]
-    done: Path | None = None
 
 
 def models(given: argparse.Namespace) -> dict[str, str]:
@@ -74,22 +62,6 @@ def steps(given: argparse.Namespace) -> Iterator[Step]:
             )
 
 
-def run(step: Step, until: float) -> int:
-    """Run a command; when the time is over it is asked to save and leave. 130: it did."""
-    print("mue", shlex.join(step.command), flush=True)
-    process = subprocess.Popen([sys.executable, "-m", "complete_mue", *step.command])
-    try:
-        return process.wait(timeout=None if math.isinf(until) else max(0.0, until - time.monotonic()))
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(timeout=_GRACE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        return 130
-
-
 def main() -> int:
     """Run what is not done yet, or list the commands."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -113,15 +85,7 @@ def main() -> int:
         for step in steps(given):
             print("mue", shlex.join(step.command))
         return 0
-    until = time.monotonic() + given.seconds
-    for step in steps(given):
-        if step.done is not None and step.done.is_file():
-            continue
-        if time.monotonic() >= until:
-            return 130
-        if code := run(step, until):
-            return code
-    return 0
+    return one_by_one(steps(given), given.seconds)
 
 
 if __name__ == "__main__":

@@ -181,7 +181,7 @@ def cost(command: list[str], seen: set[str]) -> tuple[int, int]:
         seeds=asked.seeds, span=(float(low), float(high)) if asked.octaves else asked.span,
         per_octave=asked.per_octave, overrides=asked.set,
     )  # fmt: skip
-    new = [point for point in request.sweep().points() if is_longer or point.id not in seen]
+    new = [point for point in request.sweep().points if is_longer or point.id not in seen]
     seen |= {point.id for point in new}
     return len(new), sum(point.config.budget.tokens for point in new) * (LONGER if is_longer and not is_tuned else 1)
 

@@ -1,17 +1,21 @@
-"""Sweeps one after another, some at a time: how the scripts behind the pages of results run their commands."""
+"""How the scripts behind the pages of results run their commands: sweeps, some at a time; other steps one by one."""
 
 from __future__ import annotations
 
 import math
 import shlex
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
+
+_GRACE = 120.0  # seconds to save in
 
 
 def taken(places: Sequence[Path], trusted: bool) -> list[str]:
@@ -65,3 +69,38 @@ def take_turns(
 
 def _folder(command: list[str]) -> str:
     return command[command.index("--out") + 1]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command, and the file that says it is done; training finds that out by itself."""
+
+    command: list[str]
+    done: Path | None = None
+
+
+def one_by_one(steps: Iterable[Step], seconds: float = math.inf) -> int:
+    """Run what is not done yet, in order, up to the first that fails; its exit status. 130: the time was over."""
+    until = time.monotonic() + seconds
+    for step in steps:
+        if step.done is not None and step.done.is_file():
+            continue
+        if time.monotonic() >= until:
+            return 130
+        if code := _finish(mue(step.command), until):
+            return code
+    return 0
+
+
+def _finish(process: subprocess.Popen[bytes], until: float) -> int:
+    """Wait for a command; when the time is over it is asked to save and leave. 130: it did."""
+    try:
+        return process.wait(timeout=None if math.isinf(until) else max(0.0, until - time.monotonic()))
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(timeout=_GRACE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        return 130

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from complete_mue.lab.recipes import recipe
-from complete_mue.lab.records import Ledger
-from complete_mue.lab.sweep.figures import with_layout
+from complete_mue.lab.records import read_sweep
 from complete_mue.lab.sweep.grid import Scan, Sweep, Target
 from complete_mue.lab.train.config import RunConfig, override
 
@@ -21,9 +20,9 @@ def base(*more: str) -> RunConfig:
 
 
 def sweep_of(*values: float, **more: object) -> Sweep:
-    targets = (Target("dense", None, base()), with_layout(base(), "8e2a", "8e2a@8"))
+    targets = (Target("dense", None, base()), Target("8e2a", None, base("shape.feed_forward=8e2a@8")))
     return Sweep("test", "Test", "axis", "tiny", targets, (Scan("lr", values or (1e-3, 4e-3, 1.6e-2)),), **more)  # type: ignore[arg-type]
 
 
 def losses(folder: Path) -> dict[str, float]:
-    return {point: outcome.loss for point, outcome in Ledger(folder).outcomes().items()}
+    return {point: outcome.loss for point, outcome in read_sweep(folder).outcomes.items()}

@@ -184,7 +184,7 @@ def test_einsum_and_tables_that_are_indexed_are_seen(monkeypatch: pytest.MonkeyP
     with torch.no_grad():
         expected = model(text)
     monkeypatch.setattr("complete_mue.lab.nn.feed_forward.routed_experts", all_experts_by_einsum)
-    monkeypatch.setattr(LanguageModel, "_embed", lambda self, tokens: self.embedding[tokens])
+    monkeypatch.setattr("complete_mue.lab.models.lm.embedding", lambda tokens, table: table[tokens])
     with torch.no_grad():
         torch.testing.assert_close(model(text), expected, rtol=1e-4, atol=1e-5)
     seen = watched(model, plan, lambda: model(text))

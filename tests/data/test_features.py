@@ -37,7 +37,14 @@ class Halving(nn.Module):
 
 def cached(out: Path, items: int = 50, **options: Any) -> Any:
     return cache_features(
-        Scenes(size=16), out, autoencoder=Halving(), items=items, shard_items=16, batch=5, progress=False, **options
+        Scenes(size=16),
+        out,
+        autoencoder=Autoencoder(Halving()),
+        items=items,
+        shard_items=16,
+        batch=5,
+        progress=False,
+        **options,
     )
 
 
@@ -116,7 +123,9 @@ def test_a_finished_cache_is_for_what_made_it(tmp_path: Path) -> None:
     other = Halving()
     nn.init.constant_(other.weight, 2.0)
     with pytest.raises(FileError, match="another autoencoder"):
-        cache_features(Scenes(size=16), tmp_path / "out", autoencoder=other, items=50, shard_items=16, progress=False)
+        cache_features(
+            Scenes(size=16), tmp_path / "out", autoencoder=Autoencoder(other), items=50, shard_items=16, progress=False
+        )
 
 
 def test_damage_and_mistakes_are_named(tmp_path: Path) -> None:
@@ -154,7 +163,7 @@ def test_damage_and_mistakes_are_named(tmp_path: Path) -> None:
         cached(tmp_path / "other", store="int8")
     big = Halving(scale=1e9)
     with pytest.raises(RunError, match=r"latents: .*torch\.float16"):
-        cache_features(Scenes(size=16), tmp_path / "other", autoencoder=big, items=1, progress=False)
+        cache_features(Scenes(size=16), tmp_path / "other", autoencoder=Autoencoder(big), items=1, progress=False)
 
 
 # -- real libraries, tiny models --------------------------------------------------------------------------------------

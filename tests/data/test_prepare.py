@@ -18,8 +18,11 @@ import numpy as np
 import pytest
 
 from complete_mue.errors import FileError, MueError, RunError, ShapeError
-from complete_mue.lab.data import ByteTokenizer, HubDataset, JsonTokenizer, Manifest, describe, load_tokenizer, prepare
+from complete_mue.lab.data import describe, prepare
+from complete_mue.lab.data.documents import HubDataset
 from complete_mue.lab.data.extras import need
+from complete_mue.lab.data.manifest import Manifest
+from complete_mue.lab.data.tokenizers import ByteTokenizer, JsonTokenizer, load_tokenizer
 from complete_mue.storage import sha256
 
 SEPARATOR = "\n\n\n"
@@ -57,12 +60,12 @@ def test_text_files(tmp_path: Path, texts: list[str], suffix: str, pack: Any) ->
         file.write(SEPARATOR.join(texts).encode())
     manifest = quiet(source, tmp_path / "out", separator=SEPARATOR, shard_tokens=5000)
     assert read_back(tmp_path / "out") == texts
-    assert manifest.documents() == 200
-    assert manifest.tokens() == sum(len(text.encode()) + 1 for text in texts)
-    assert len(manifest.splits["train"]) > 5
+    assert manifest.splits["train"].documents == 200
+    assert manifest.splits["train"].tokens == sum(len(text.encode()) + 1 for text in texts)
+    assert len(manifest.splits["train"].shards) > 5
     assert manifest.dtype == "uint16"
     assert manifest.sources[0]["sha256"] == sha256(source)
-    for shard in manifest.splits["train"]:
+    for shard in manifest.splits["train"].shards:
         assert shard.sha256 == sha256(tmp_path / "out" / shard.file)
         assert shard.documents > 0
 
@@ -141,7 +144,7 @@ def test_tokenizer_json(tmp_path: Path, texts: list[str], bpe: Path, workers: in
     assert manifest.tokenizer.vocab == 300
     assert manifest.tokenizer.end == "<|endoftext|>"
     assert (out / "tokenizer.json").read_bytes() == bpe.read_bytes()
-    assert manifest.tokens() < sum(len(text.encode()) + 1 for text in texts)
+    assert manifest.splits["train"].tokens < sum(len(text.encode()) + 1 for text in texts)
     assert (stream(out) == manifest.tokenizer.end_of_text).sum() == 200
 
 
@@ -216,8 +219,8 @@ def test_the_last_documents_are_held_out(tmp_path: Path, texts: list[str]) -> No
     manifest = quiet(tmp_path / "a.txt", out, separator=SEPARATOR, held_out=0.1, shard_tokens=1500)
     assert read_back(out) == texts[:180]
     assert read_back(out, "held_out") == texts[180:]
-    assert manifest.documents("held_out") == 20
-    assert len(manifest.splits["held_out"]) > 1
+    assert manifest.splits["held_out"].documents == 20
+    assert len(manifest.splits["held_out"].shards) > 1
     (tmp_path / "b.txt").write_text(SEPARATOR.join(texts[:2]))
     with pytest.raises(ShapeError, match="2 documents"):
         quiet(tmp_path / "b.txt", tmp_path / "other", separator=SEPARATOR, held_out=0.9)
@@ -243,7 +246,7 @@ def test_a_lone_document_goes_on_after_its_first_half(tmp_path: Path, monkeypatc
     (tmp_path / "a.txt").write_text("first\nsecond\nthird\n")
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     quiet(tmp_path / "a.txt", whole, held_out=0.4)
-    monkeypatch.setattr(Manifest, "write", stop)
+    monkeypatch.setattr("complete_mue.lab.data.shard_folder.ShardFolder.finish", stop)
     with pytest.raises(KeyboardInterrupt):
         quiet(tmp_path / "a.txt", cut, held_out=0.4)
     monkeypatch.undo()
@@ -360,7 +363,7 @@ def test_a_second_process_is_refused(tmp_path: Path) -> None:
             quiet(tmp_path / "a.txt", tmp_path / "out")
         process.kill()
         process.wait()
-    assert quiet(tmp_path / "a.txt", tmp_path / "out").tokens() == 5
+    assert quiet(tmp_path / "a.txt", tmp_path / "out").splits["train"].tokens == 5
 
 
 def test_a_full_disk_is_said_and_leaves_nothing_half_written(tmp_path: Path) -> None:
@@ -407,7 +410,7 @@ def test_a_changed_source_is_noticed_when_going_on(tmp_path: Path, two_sources: 
     (tmp_path / "bad.jsonl").write_text('{"txt": "a"}')
     with pytest.raises(FileError, match="no key 'text'"):
         quiet(tmp_path / "bad.jsonl", tmp_path / "other")
-    assert quiet(tmp_path / "bad.jsonl", tmp_path / "other", text_key="txt").tokens() == 2
+    assert quiet(tmp_path / "bad.jsonl", tmp_path / "other", text_key="txt").splits["train"].tokens == 2
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"asked": 3}', '{"asked": {}, "shards": 3}', "{" * 10**5, "\xff"])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from complete_mue.errors import RunError, ShapeError
-from complete_mue.lab.data.item_order import Rows, Sampling
+from complete_mue.lab.data.item_order import Rows, Shuffled
 from complete_mue.lab.data.randomness import Permutation, choice, uniform
 
 
@@ -55,16 +55,16 @@ def test_an_epoch_takes_every_item_once_over_all_ranks(world: int) -> None:
     items, rows = 96, 8
     seen: list[int] = []
     for step in range(items // rows):
-        batch = [Sampling(items, Rows(rows, rank, world), seed=5).indices(step) for rank in range(world)]
-        whole = Sampling(items, Rows(rows), seed=5).indices(step)
+        batch = [Shuffled(items, rows, seed=5, rank=rank, world=world).indices(step) for rank in range(world)]
+        whole = Shuffled(items, rows, seed=5).indices(step)
         assert np.concatenate(batch).tolist() == whole.tolist()
         seen += whole.tolist()
     assert sorted(seen) == list(range(items))
 
 
 def test_repeated_epochs_have_their_own_order() -> None:
-    sampling = Sampling(100, Rows(8), epochs="repeat")
-    assert sampling.steps == 12
+    sampling = Shuffled(100, 8, epochs="repeat")
+    assert len(sampling) == 12
     epochs = [np.concatenate([sampling.indices(12 * e + s) for s in range(12)]).tolist() for e in range(2)]
     assert all(len(set(epoch)) == 96 for epoch in epochs)
     assert epochs[0] != epochs[1]
@@ -72,7 +72,7 @@ def test_repeated_epochs_have_their_own_order() -> None:
 
 def test_past_the_end_says_how_many_steps_there_are() -> None:
     with pytest.raises(RunError, match=r"step 12 .*12 steps of 8 rows"):
-        Sampling(100, Rows(8)).indices(12)
+        Shuffled(100, 8).indices(12)
 
 
 @pytest.mark.parametrize(
@@ -81,9 +81,9 @@ def test_past_the_end_says_how_many_steps_there_are() -> None:
         (lambda: Rows(9, 0, 2), "multiple of world"),
         (lambda: Rows(8, 2, 2), "rank from 0 to 1"),
         (lambda: Rows(0), "rows = 0"),
-        (lambda: Sampling(3, Rows(8)), "fewer than one batch"),
-        (lambda: Sampling(8, Rows(8), epochs="many"), "single, repeat"),
-        (lambda: Sampling(8, Rows(8)).indices(-1), "step = -1"),
+        (lambda: Shuffled(3, 8), "fewer than one batch"),
+        (lambda: Shuffled(8, 8, epochs="many"), "single, repeat"),
+        (lambda: Shuffled(8, 8).indices(-1), "step = -1"),
     ],
 )
 def test_impossible_numbers_are_named(make: object, says: str) -> None:

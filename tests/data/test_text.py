@@ -17,7 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from complete_mue.errors import FileError, MueError, RunError
-from complete_mue.lab.data import Manifest, StandardLibrary, TextData, describe, prepare
+from complete_mue.lab.data import StandardLibrary, TextData, describe, prepare
+from complete_mue.lab.data.manifest import Manifest
+from complete_mue.lab.data.standard_library import LARGEST
+from complete_mue.lab.data.tokenizers import ByteTokenizer
 
 SEPARATOR = "\n\n\n"
 
@@ -58,7 +61,7 @@ def test_an_epoch_has_every_window_once_over_all_ranks(folder: Path, world: int)
     ranks = [TextData(folder, sequence=32, rows=6, seed=4, rank=rank, world=world) for rank in range(world)]
     batches = [torch.cat([data.batch(step) for data in ranks]) for step in range(len(one))]
     assert all(torch.equal(batch, one.batch(step)) for step, batch in enumerate(batches))
-    taken = np.concatenate([one.sampling.indices(step) for step in range(len(one))])
+    taken = np.concatenate([one.indices(step) for step in range(len(one))])
     assert len(set(taken.tolist())) == len(taken) == len(one) * 6
     assert one.windows - len(taken) < 6
     assert row_set(batches) == row_set([one.at(np.sort(taken))])
@@ -84,7 +87,7 @@ def test_the_end_of_the_epoch(folder: Path) -> None:
 
 def test_held_out_windows_are_other_text(folder: Path, texts: list[str]) -> None:
     held = TextData(folder, sequence=8, rows=1, split="held_out")
-    whole = held.tokenizer.decode(held.at(np.arange(held.windows))[:, :-1].flatten().tolist())
+    whole = held.manifest.load_tokenizer(folder).decode(held.at(np.arange(held.windows))[:, :-1].flatten().tolist())
     assert whole.startswith(texts[180])
     assert "#179" not in whole
     assert held.tokens + TextData(folder, sequence=8, rows=1).tokens == sum(len(t.encode()) + 1 for t in texts)
@@ -94,7 +97,7 @@ def test_many_shards_are_not_all_held_open(folder: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("complete_mue.lab.data.file_parts._MOST", 2)
     data = TextData(folder, sequence=32, rows=2)
     every = torch.cat([data.batch(step) for step in range(len(data))])
-    assert len(data._stream._files._open) == 2  # type: ignore[attr-defined]
+    assert len(data._files._open) == 2
     monkeypatch.undo()
     assert torch.equal(every, torch.cat([data.batch(step) for step in range(len(data))]))
 
@@ -140,7 +143,7 @@ def test_a_tokenizer_that_changed_is_named(tmp_path: Path, bpe: Path) -> None:
     copied = tmp_path / "out" / "tokenizer.json"
     copied.write_text(copied.read_text() + "\n")
     with pytest.raises(FileError, match="made the data"):
-        _ = TextData(tmp_path / "out", sequence=1, rows=1).tokenizer
+        Manifest.read(tmp_path / "out").load_tokenizer(tmp_path / "out")
 
 
 JSON = st.recursive(
@@ -201,9 +204,9 @@ def test_any_bytes_as_a_manifest_are_named(tmp_path: Path, content: bytes) -> No
 def test_the_standard_library_is_text_at_hand() -> None:
     data = StandardLibrary(sequence=128, rows=8)
     assert data.vocab == 257
-    assert 1_000_000 < data.tokens < 2 * StandardLibrary.LARGEST
+    assert 1_000_000 < data.tokens < 2 * LARGEST
     assert data.batch(0).shape == (8, 129)
-    text = data.tokenizer.decode(data.at(np.arange(200))[:, :-1].flatten().tolist())
+    text = ByteTokenizer().decode(data.at(np.arange(200))[:, :-1].flatten().tolist())
     assert "import " in text
     assert "def " in text
     held = StandardLibrary(sequence=128, rows=8, split="held_out")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import re
@@ -172,6 +173,16 @@ def test_axis_places() -> None:
     assert Axis("", 1, 16, ()).place(8.5) == pytest.approx(0.5)
 
 
+def test_many_panels_stand_in_three_columns(sweep_folder: Write, tmp_path: Path) -> None:
+    Image = pytest.importorskip("PIL.Image")
+    pytest.importorskip("matplotlib")
+    picture = pictures(summarize(sweep_folder()))[0]
+    for count, columns in ((12, 2), (13, 3)):
+        many = dataclasses.replace(picture, panels=picture.panels[:1] * count)
+        with Image.open(plots.write_png(many, tmp_path / "many.png", columns=2, dpi=20)) as drawn:
+            assert drawn.width == pytest.approx((4.1 * columns + 0.9) * 20, abs=1)
+
+
 def test_text_is_escaped(sweep_folder: Write) -> None:
     evil = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&"
     folder = sweep_folder(title=evil, drifts={"8e2a": 0.1})
@@ -187,7 +198,7 @@ def test_text_is_escaped(sweep_folder: Write) -> None:
 
 
 def test_the_page_names_no_other_file() -> None:
-    from complete_mue.lab.report.page import SCRIPT, STYLE
+    from complete_mue.lab.report.html_page import SCRIPT, STYLE
 
     assert not re.search(r"https?:|url\(|@import|fetch|XMLHttp", STYLE + SCRIPT)
 

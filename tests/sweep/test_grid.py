@@ -16,23 +16,24 @@ pytest.importorskip("torch")
 
 from complete_mue.lab.recipes import recipe
 from complete_mue.lab.records import read_sweep
-from complete_mue.lab.sweep.figures import FIGURES, SCALES, TASKS, base_config, figure, octaves, with_layout
+from complete_mue.lab.sweep.figures import FIGURES, SCALES, TASKS, base_config, figure, octaves
 from complete_mue.lab.sweep.grid import Scan, Sweep, Target, fusible
 from complete_mue.lab.sweep.run import enter
 from complete_mue.lab.sweep.sweep_toml import read_sweep_file
+from complete_mue.lab.train.config import override
 from complete_mue.layout.axes import AXES
 
 
 def small(*scans: Scan, **more: object) -> Sweep:
     config = recipe("lm_tiny")
-    targets = (Target("dense", None, config), with_layout(config, "16e4a", "16e4a@16", 4))
+    targets = (Target("dense", None, config), Target("16e4a", 4, override(config, "shape.feed_forward=16e4a@16")))
     return Sweep("t", "T", "axis", "tiny", targets, scans or (Scan("lr", (1e-3, 2e-3)),), **more)  # type: ignore[arg-type]
 
 
 def test_ids_are_stable_and_say_what_matters() -> None:
-    points = small().points()
+    points = small().points
     assert len({point.id for point in points}) == 4
-    more = small(Scan("lr", (2e-3, 4e-3, 1e-3)), seeds=(1, 0)).points()
+    more = small(Scan("lr", (2e-3, 4e-3, 1e-3)), seeds=(1, 0)).points
     assert {point.id for point in points} < {point.id for point in more}
     assert points[0].label == "dense, lr 0.001"
     quiet = dataclasses.replace(points[0].config, log_every=3, name="other")
@@ -40,7 +41,7 @@ def test_ids_are_stable_and_say_what_matters() -> None:
 
 
 def test_the_reference_runs_once_whatever_the_rules() -> None:
-    points = small(rules=("complete_mue", "sp", "mup")).points()
+    points = small(rules=("complete_mue", "sp", "mup")).points
     assert [(p.target, p.rules) for p in points].count(("dense", "complete_mue")) == 2
     assert {p.rules for p in points if p.target == "dense"} == {"complete_mue"}
     assert {p.rules for p in points if p.target == "16e4a"} == {"complete_mue", "sp", "mup"}
@@ -49,7 +50,7 @@ def test_the_reference_runs_once_whatever_the_rules() -> None:
 def test_scans_share_the_tuned_point() -> None:
     hyper = recipe("lm_tiny").reference.hyper
     sweep = small(Scan("lr", octaves(hyper.lr, 1)), Scan("weight_decay", octaves(hyper.weight_decay, 1)))
-    points = sweep.points()
+    points = sweep.points
     assert len(points) == 2 * 5
     assert [p.hypers for p in points if len(p.hypers) > 1] == [(("lr", 0.008), ("weight_decay", 0.1))] * 2
     listed = sweep.to_plan("mue sweep", {}).points
@@ -65,7 +66,7 @@ def test_mistakes() -> None:
         Scan("weight_decya", (0.1,))
     twice = (Target("a", 1, config), Target("b", 2, config))
     with pytest.raises(mue.MueError, match="same run"):
-        Sweep("t", "T", "a", "tiny", twice, (Scan("lr", (1e-3,)),), ("complete_mue",)).points()
+        _ = Sweep("t", "T", "a", "tiny", twice, (Scan("lr", (1e-3,)),), ("complete_mue",)).points
     with pytest.raises(mue.MueError, match="'capacity'"):
         figure("capacty", base_config("lm", "tiny"), "tiny")
     with pytest.raises(mue.MueError, match="tiny, small, medium, paper"):
@@ -73,7 +74,7 @@ def test_mistakes() -> None:
 
 
 def test_what_can_be_fused() -> None:
-    points = small(rules=("complete_mue", "sp"), seeds=(0, 1)).points()
+    points = small(rules=("complete_mue", "sp"), seeds=(0, 1)).points
     groups = list(fusible(points))
     assert [len(group) for group in groups] == [4, 8]
     assert {point for group in groups for point in group} == set(points)
@@ -89,7 +90,7 @@ def test_every_figure_at_every_scale_is_a_sweep_that_the_report_reads(tmp_path: 
         enter(sweep, tmp_path / name, "mue sweep", {})
         read = read_sweep(tmp_path / name).plan
         assert [target.name for target in read.targets] == [target.name for target in sweep.targets]
-        assert len(read.points) >= len(sweep.points())
+        assert len(read.points) >= len(sweep.points)
 
 
 @pytest.mark.parametrize(("scale", "lr", "decay"), [("tiny", 1, 1), ("small", 0.5, 1), ("medium", 0.5, 1)])
@@ -98,8 +99,8 @@ def test_the_learning_rate_is_scanned_in_half_octaves_from_scale_small_up(scale:
     sweep = figure("activated", base, scale, hypers=("lr", "weight_decay"))
     steps = [math.log2(scan.values[1] / scan.values[0]) for scan in sweep.scans]
     assert steps == pytest.approx([lr, decay])
-    coarse = {point.id for point in figure("activated", base, scale, per_octave=1, hypers=("lr",)).points()}
-    assert coarse <= {point.id for point in sweep.points()}
+    coarse = {point.id for point in figure("activated", base, scale, per_octave=1, hypers=("lr",)).points}
+    assert coarse <= {point.id for point in sweep.points}
 
 
 def test_an_axis_of_a_check_is_a_figure_by_the_same_name() -> None:
@@ -170,10 +171,10 @@ def test_a_grid_of_ones_own(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(FILE)
     sweep = read_sweep_file(path)
-    assert len(sweep.points()) == 2 * 2 * (1 + 2 * 2)
+    assert len(sweep.points) == 2 * 2 * (1 + 2 * 2)
     assert sweep.targets[2].config.shape.width == 128
-    assert len(read_sweep_file(path, seeds=1).points()) == 10
-    assert len(read_sweep_file(path, rules=["sp"], overrides=["budget.steps=30"]).points()) == 2 * 2 * 3
+    assert len(read_sweep_file(path, seeds=1).points) == 10
+    assert len(read_sweep_file(path, rules=["sp"], overrides=["budget.steps=30"]).points) == 2 * 2 * 3
     assert read_sweep_file(path, overrides=["budget.steps=30"]).targets[1].config.budget.steps == 30
     given = dataclasses.replace(recipe("lm_tiny").reference, hyper=mue.Hyper(3e-3, 0.05, 0.02))
     tuned = read_sweep_file(path, reference=given).targets[1].config
@@ -213,7 +214,7 @@ def test_a_sweep_grows_in_place(tmp_path: Path) -> None:
     for number, part in enumerate(parts):
         enter(part, tmp_path, f"mue sweep {number}", {"number": number})
     grown = read_sweep(tmp_path).plan
-    assert {point.id for point in grown.points} == {point.id for part in parts for point in part.points()}
+    assert {point.id for point in grown.points} == {point.id for part in parts for point in part.points}
     assert grown.command == "mue sweep 0 && mue sweep 1 && mue sweep 2 && mue sweep 3"
     enter(parts[0], tmp_path, "mue sweep again", {"number": 4})  # brings nothing new: neither lost nor named
     again = read_sweep(tmp_path).plan

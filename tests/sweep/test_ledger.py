@@ -28,7 +28,7 @@ def test_records_and_claims(tmp_path: Path) -> None:
     with ledger.claim(["a", "b", "c"], retry_failed=True) as mine:
         assert mine == ["b", "c"]
     assert ledger.open_points(["a", "b", "c"], retry_failed=True) == ["b", "c"]
-    assert list(ledger.outcomes()) == ["a", "b"]
+    assert sorted(ledger.done()) == ["a", "b"]
     (tmp_path / "ledger" / "a.json").write_text("{")
     with pytest.raises(mue.MueError, match=r"a\.json"):
         ledger.read("a")

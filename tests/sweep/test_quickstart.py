@@ -81,7 +81,7 @@ def test_an_axis_is_judged_by_the_model_that_missed() -> None:
 
 def test_seeds_share_no_run() -> None:
     first, second = (sweep_of(seed) for seed in (0, 1))
-    assert not {point.id for point in first.points()} & {point.id for point in second.points()}
+    assert not {point.id for point in first.points} & {point.id for point in second.points}
     assert [target.config.shape.width for target in first.targets] == [32, 32, 32, 32, 64, 128]
 
 

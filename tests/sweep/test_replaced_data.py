@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 from complete_mue.errors import RunError
 from complete_mue.lab.data import prepare
 from complete_mue.lab.recipes import recipe
-from complete_mue.lab.records import Ledger
+from complete_mue.lab.records import read_sweep
 from complete_mue.lab.records.pack import pack_sweeps
 from complete_mue.lab.sweep.executor import Here, Job
 from complete_mue.lab.sweep.grid import Scan, Sweep, Target, pinned_sweep
@@ -58,7 +58,7 @@ def go(sweep: Sweep, folder: Path, **options: object) -> tuple[int, list[str]]:
 def test_replaced_and_moved_data(tmp_path: Path) -> None:
     data = prepared(tmp_path / "data", "abc ")
     assert go(sweep_on(data), tmp_path / "one", request={"figure": "x"}) == (2, [])
-    records = Ledger(tmp_path / "one").outcomes().values()
+    records = read_sweep(tmp_path / "one").outcomes.values()
     assert {record.data for record in records} == set(pinned_sweep(sweep_on(data)).sources.values())
     assert settled(tmp_path / "one", {"figure": "x"}) == sorted(losses(tmp_path / "one"))
     shutil.move(data, tmp_path / "moved")
@@ -78,7 +78,7 @@ def test_replaced_and_moved_data(tmp_path: Path) -> None:
 
 def as_before(folder: Path, sweep: Sweep) -> None:
     """Turn a sweep's folder into one of before: ids by path, no word of what the data held."""
-    old = {point.id: point.config.unpinned.fingerprint for point in pinned_sweep(sweep).points()}
+    old = {point.id: point.config.unpinned.fingerprint for point in pinned_sweep(sweep).points}
     plan = json.loads((folder / "sweep.json").read_text())
     plan["points"] = [{**point, "id": old[point["id"]]} for point in plan["points"]]
     (folder / "sweep.json").write_text(json.dumps({**plan, "request": {}}))
@@ -103,7 +103,7 @@ def test_records_of_before_are_taken_over_on_request_alone(tmp_path: Path) -> No
     assert "--trust-known" in warnings[0]
     assert len(warnings) == 1
     assert go(sweep, tmp_path / "three", known=[tmp_path / "one"], trust_known=True) == (0, [])
-    taken = Ledger(tmp_path / "three").outcomes().values()
+    taken = read_sweep(tmp_path / "three").outcomes.values()
     assert sorted(record.loss for record in taken) == before
     assert {record.known_as for record in taken} == set(losses(tmp_path / "one"))
     assert {record.data for record in taken} == {None}
@@ -112,7 +112,7 @@ def test_records_of_before_are_taken_over_on_request_alone(tmp_path: Path) -> No
 def test_points_of_drawn_sources_have_the_ids_of_before() -> None:
     config = recipe("dit_tiny")
     sweep = Sweep("t", "T", "a", "tiny", (Target("dense", None, config),), (Scan("lr", (1e-3,)),))
-    assert [point.id for point in pinned_sweep(sweep).points()] == [point.id for point in sweep.points()]
+    assert [point.id for point in pinned_sweep(sweep).points] == [point.id for point in sweep.points]
 
 
 def test_data_that_is_not_here_is_not_taken_on_trust(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_data_that_is_not_here_is_not_taken_on_trust(tmp_path: Path) -> None:
     runs, warnings = go(sweep, tmp_path / "two", known=[tmp_path / "one"])
     assert runs >= 2
     assert "not on this machine" in warnings[0]
-    assert {record.status for record in Ledger(tmp_path / "two").outcomes().values()} == {"failed"}
+    assert {record.status for record in read_sweep(tmp_path / "two").outcomes.values()} == {"failed"}
 
 
 def test_a_worker_whose_data_is_another_fails(tmp_path: Path) -> None:

@@ -68,10 +68,10 @@ def test_the_plans_own_value_is_the_plain_run(base) -> None:
     assert roles == [
         "embedding", "attention_in", "attention_out", "expert_up", "expert_down", "router", "readout", "norm+final_norm"
     ]  # fmt: skip
-    points = sweep.points()
+    points = sweep.points
     assert len(points) == 2 * (8 * 4 + 1)  # eight roles share the plan's own run
     assert not any(point.target == "dense" for point in points)
-    assert {point.target for point in role_sweep(base, "tiny", ["dense", "4e2a@8"]).points()} == {"dense", "4e2a@8"}
+    assert {point.target for point in role_sweep(base, "tiny", ["dense", "4e2a@8"]).points} == {"dense", "4e2a@8"}
 
 
 def test_octaves_from_one_to_another_hold_the_centre() -> None:

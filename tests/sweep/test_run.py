@@ -19,7 +19,7 @@ import complete_mue as mue
 
 pytest.importorskip("torch")
 
-from complete_mue.lab.records import Ledger
+from complete_mue.lab.records import Ledger, read_sweep
 from complete_mue.lab.records.pack import pack_sweeps
 from complete_mue.lab.report.summary import summarize
 from complete_mue.lab.sweep.executor import Executor, Here, Job, Processes
@@ -88,7 +88,7 @@ def test_points_that_another_sweep_finishes_meanwhile_are_copied_too(tmp_path: P
             growing.write(point, dataclasses.replace(whole.read(point), data="copied"))
 
     status = go(sweep_of(4e-3), tmp_path / "two", Here(), known=[tmp_path / "growing"], show=finish_elsewhere)
-    found = [record.data == "copied" for record in Ledger(tmp_path / "two").outcomes().values()]
+    found = [record.data == "copied" for record in read_sweep(tmp_path / "two").outcomes.values()]
     assert sorted(found) == [False, True]  # one group was under way, the other was taken over
     assert (status.done, status.total) == (2, 2)  # type: ignore[attr-defined]
 
@@ -100,7 +100,7 @@ def test_one_bad_point_fails_alone_and_can_be_retried(tmp_path: Path) -> None:
     )
     status = go(sweep, tmp_path, Processes(1))
     assert (status.done, status.failed) == (4, 2)  # type: ignore[attr-defined]
-    records = Ledger(tmp_path).outcomes().values()
+    records = read_sweep(tmp_path).outcomes.values()
     assert sorted(record.status for record in records) == ["failed", "failed", "finished", "finished"]
     assert all("missing-folder" in str(record.error) for record in records if record.status == "failed")
     assert summarize(tmp_path).progress.failed == 2
@@ -111,9 +111,9 @@ def test_one_bad_point_fails_alone_and_can_be_retried(tmp_path: Path) -> None:
 
 def test_a_diverging_point_is_recorded_and_leaves_the_sweep_alone(tmp_path: Path) -> None:
     go(sweep_of(1e-3, 1e30), tmp_path, Here())
-    by_value = {record.status for record in Ledger(tmp_path).outcomes().values()}
+    by_value = {record.status for record in read_sweep(tmp_path).outcomes.values()}
     assert by_value == {"finished", "diverged"}
-    record = next(r for r in Ledger(tmp_path).outcomes().values() if r.status == "diverged")
+    record = next(r for r in read_sweep(tmp_path).outcomes.values() if r.status == "diverged")
     assert record.loss is None
     assert (record.diverged or 0) >= 1
     json.dumps(record.to_dict(), allow_nan=False)
@@ -144,7 +144,7 @@ def test_a_point_whose_worker_always_dies_is_entered_as_failed(tmp_path: Path) -
             os.kill(pid, signal.SIGKILL)
 
     go(sweep, tmp_path, executor, show=kill)
-    (record,) = Ledger(tmp_path).outcomes().values()
+    (record,) = read_sweep(tmp_path).outcomes.values()
     assert record.status == "failed"
     assert "died 5 times" in str(record.error)
 
@@ -198,9 +198,9 @@ def test_a_worker_ends_with_its_sweep_also_in_the_middle_of_a_job(tmp_path: Path
 import time
 from complete_mue.lab.sweep import executor
 
-def busy(pipe, threads):
+def busy(pipe):
     executor._perform = lambda job, threads, tell: (print("busy", flush=True), time.sleep(60))
-    executor._serve(pipe, threads)
+    executor._serve(pipe)
 
 if __name__ == "__main__":
     executor._serve = busy

@@ -56,7 +56,7 @@ def test_tune_says_how_well_the_optimum_is_known(tmp_path: Path) -> None:
     def measure(noise: float, curvature: float = 0.001) -> Callable[[Sweep, Path], None]:
         def write(sweep: Sweep, folder: Path) -> None:
             ledger = Ledger(folder)
-            for point in sweep.points():
+            for point in sweep.points:
                 ((_, value),) = point.hypers
                 loss = (
                     2

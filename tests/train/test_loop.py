@@ -25,6 +25,7 @@ from complete_mue.lab.train import checkpoint  # noqa: E402
 from complete_mue.lab.train.config import RunConfig, override  # noqa: E402
 from complete_mue.lab.train.loop import train  # noqa: E402
 from complete_mue.lab.train.run_folder import read_metrics  # noqa: E402
+from complete_mue.lab.train.sample import load_run  # noqa: E402
 from complete_mue.storage import exclusive  # noqa: E402
 from in_process import mue as mue_here  # noqa: E402
 
@@ -47,8 +48,7 @@ def config_of(name: str, *more: str) -> RunConfig:
 
 def ending(run: Path) -> tuple[list[float], dict[str, torch.Tensor]]:
     losses = [line["loss"] for line in read_metrics(run)]
-    weights, _ = checkpoint.read(checkpoint.Checkpoint.listed(run)[0], None)
-    return losses, weights
+    return losses, load_run(run)[1].state_dict()
 
 
 def assert_same_ending(one: Path, other: Path) -> None:
@@ -207,7 +207,7 @@ def test_learning_rates_follow_plan_and_schedule(tmp_path: Path) -> None:
         ("budget=3", "give one of its keys"),
         ("budget.steps.x=3", "has no keys below"),
         ("budget.batch_tokens=7", "not a whole number of rows"),
-        ("precision=int8", "give 'float32' or 'bfloat16'"),
+        ("precision=int8", "give one of float32, bfloat16"),
         ("budget.steps=0", "whole number"),
     ],
 )

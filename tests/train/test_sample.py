@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 import in_process  # noqa: E402
 from complete_mue.errors import RunError  # noqa: E402
-from complete_mue.lab.train.contact_sheet import grid, write_animation  # noqa: E402
+from complete_mue.lab.train.contact_sheet import grid, write_pictures  # noqa: E402
 
 SMALL = ("shape.width=16", "shape.depth=2", "shape.head_dim=8", "betas=hold", "budget.steps=2")
 RUNS = {
@@ -51,7 +51,7 @@ def frames_of() -> list[np.ndarray]:
 def test_an_mp4_plays(tmp_path: Path) -> None:
     av = pytest.importorskip("av", reason="PyAV is not installed")
     frames = frames_of()
-    write_animation(frames, tmp_path / "clip.mp4")
+    write_pictures(frames, tmp_path / "clip.mp4")
     with av.open(str(tmp_path / "clip.mp4")) as video:
         seen = [frame.to_ndarray(format="rgb24") for frame in video.decode(video=0)]
     assert len(seen) == 5
@@ -63,8 +63,8 @@ def test_an_mp4_plays(tmp_path: Path) -> None:
 def test_without_pyav_an_mp4_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(RunError, match=r"complete-mue\[diffusion\].*\.gif"):
-        write_animation(frames_of(), tmp_path / "clip.mp4")
-    write_animation(frames_of(), tmp_path / "clip.gif")
+        write_pictures(frames_of(), tmp_path / "clip.mp4")
+    write_pictures(frames_of(), tmp_path / "clip.gif")
     assert list(tmp_path.iterdir()) == [tmp_path / "clip.gif"]
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 from dataclasses import replace
+from importlib.resources import files
 from typing import Any
 from xml.etree import ElementTree
 
@@ -17,10 +19,11 @@ from complete_mue.web.answer import plan_answer, planned
 from complete_mue.web.compare import chosen, compared
 from complete_mue.web.fields import FieldError
 from complete_mue.web.plot import AXES, COLUMNS, along, keys, plot_answer
-from complete_mue.web.presets import REFERENCES, TARGETS
 from complete_mue.web.texts import NAMES, text_of
 
-LM = {f"r.{k}": v for k, v in REFERENCES[0].fields.items()} | {f"t.{k}": v for k, v in TARGETS[0].fields.items()}
+PRESETS = json.loads(files("complete_mue.web").joinpath("static", "presets.json").read_text(encoding="utf-8"))
+REFERENCES, TARGETS = PRESETS["reference"], PRESETS["target"]
+LM = {f"r.{k}": v for k, v in REFERENCES[0]["fields"].items()} | {f"t.{k}": v for k, v in TARGETS[0]["fields"].items()}
 LM |= {"rules": "complete_mue"}
 UNEQUAL = {"t.feed_forward": "dense@512+32e2a@512+16e2a@256", "t.expert_width": ""}
 DENSE = {"t.feed_forward": "dense", "t.expert_width": "", "t.expansion": "4", "t.dense_layers": ""}
@@ -119,18 +122,18 @@ def test_every_point_is_the_plan_of_that_target(axis: str, folded: bool) -> None
     index = keys(plan).index("expert_down")
     names = ("complete_mue", "complete_mue_sparse", "sp")
     for column, lines in along(plan, index, axis, names, folded=folded).items():
-        assert tuple(line.rules for line in lines) == names
-        for line in lines:
-            assert len(line.points) >= 4
-            for x, value in line.points:
+        assert tuple(lines) == names
+        for rules, points in lines.items():
+            assert len(points) >= 4
+            for x, value in points:
                 shape = changed(plan.shape, axis, x)
-                made = mue.transfer(plan.reference, shape, plan.budget, rules=line.rules)
+                made = mue.transfer(plan.reference, shape, plan.budget, rules=rules)
                 assert value == getattr((made.fold() if folded else made).rows[index], column)
 
 
 def test_the_axes_reach_both_ways_by_factors_of_two() -> None:
     plan = planned(LM)[1]
-    reach = {axis: [x for x, _ in along(plan, 7, axis, ("mup",))["lr"][0].points] for axis in AXES}
+    reach = {axis: [x for x, _ in along(plan, 7, axis, ("mup",))["lr"]["mup"]] for axis in AXES}
     assert reach == {
         "width": [128, 256, 512, 1024, 2048, 4096],  # from the reference's
         "experts": [8, 16, 32, 64, 128, 256, 512],  # from all active
@@ -192,7 +195,7 @@ def test_layers_that_differ_change_together(axis: str) -> None:
     shape = mue.ModelShape(4096, 4, (dense, routed, dense, routed))
     plan = mue.transfer(plan.reference, shape, plan.budget, rules="mup")
     index = keys(plan).index("expert_up")
-    points = along(plan, index, axis, ("mup",))["lr"][0].points
+    points = along(plan, index, axis, ("mup",))["lr"]["mup"]
     assert len(points) >= 4
     here = {"width": 4096, "experts": 128, "sparsity": 16}[axis]
     assert dict(points)[here] == plan.rows[index].lr

@@ -8,7 +8,9 @@ import random
 import re
 import sys
 import tomllib
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,33 +20,34 @@ from complete_mue.cli.files import target_of
 from complete_mue.web.answer import plan_answer
 from complete_mue.web.fields import MOST_LAYERS, FieldError, read, toml_file
 from complete_mue.web.picture import block_svg
-from complete_mue.web.presets import REFERENCES, TARGETS, Preset
 
-LM = {f"r.{k}": v for k, v in REFERENCES[0].fields.items()} | {f"t.{k}": v for k, v in TARGETS[0].fields.items()}
+PRESETS = json.loads(files("complete_mue.web").joinpath("static", "presets.json").read_text(encoding="utf-8"))
+REFERENCES, TARGETS = PRESETS["reference"], PRESETS["target"]
+LM = {f"r.{k}": v for k, v in REFERENCES[0]["fields"].items()} | {f"t.{k}": v for k, v in TARGETS[0]["fields"].items()}
 
 
 @pytest.mark.parametrize(("preset", "name"), [*zip(REFERENCES, ("lm_reference", "dit_reference"), strict=True)])
-def test_reference_presets_are_the_examples(root: Path, preset: Preset, name: str) -> None:
-    specs = read({**LM, **{f"r.{key}": value for key, value in preset.fields.items()}})
+def test_reference_presets_are_the_examples(root: Path, preset: dict[str, Any], name: str) -> None:
+    specs = read({**LM, **{f"r.{key}": value for key, value in preset["fields"].items()}})
     assert specs.reference == mue.read_reference(root / f"examples/{name}.toml")
 
 
 @pytest.mark.parametrize(("preset", "name"), [*zip(TARGETS[:2], ("lm_large", "dit_large"), strict=True)])
-def test_target_presets_are_the_examples(root: Path, preset: Preset, name: str) -> None:
-    specs = read({**LM, **{f"t.{key}": value for key, value in preset.fields.items()}})
+def test_target_presets_are_the_examples(root: Path, preset: dict[str, Any], name: str) -> None:
+    specs = read({**LM, **{f"t.{key}": value for key, value in preset["fields"].items()}})
     assert (specs.shape, specs.budget) == mue.read_target(root / f"examples/{name}.toml")
 
 
-@pytest.mark.parametrize("preset", [p for p in TARGETS if p.source == "stock families"], ids=lambda p: p.name)
-def test_family_presets_are_the_config_classes_defaults(preset: Preset) -> None:
+@pytest.mark.parametrize("preset", [p for p in TARGETS if p["source"] == "stock families"], ids=lambda p: p["name"])
+def test_family_presets_are_the_config_classes_defaults(preset: dict[str, Any]) -> None:
     pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    config = transformers.AutoConfig.for_model(preset.name)
+    config = transformers.AutoConfig.for_model(preset["name"])
     config.tie_word_embeddings = False
     if hasattr(config, "norm_topk_prob"):
         config.norm_topk_prob = True
     described = mue.describe(config)
-    ours = read({**LM, **{f"t.{key}": value for key, value in preset.fields.items()}}).shape
+    ours = read({**LM, **{f"t.{key}": value for key, value in preset["fields"].items()}}).shape
     assert (ours.width, ours.depth, ours.blocks) == (described.width, described.depth, described.blocks)
 
 

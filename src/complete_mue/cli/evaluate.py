@@ -15,6 +15,7 @@ from complete_mue.errors import RunError
 from complete_mue.storage import refuse_links
 
 STOCK = "hf:"
+Opened = Callable[[Path], tuple[Any, dict[str, str]]]
 
 
 @app.command("eval")
@@ -28,7 +29,7 @@ def eval_command(
     ] = None,
     tasks: Annotated[str | None, typer.Option(help="Some of the 13, such as mmlu,arc_easy.")] = None,
     shots: Annotated[int, typer.Option(min=0, help="Examples before each question.")] = 5,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many questions of each task.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N questions of each task.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the results. Default: RUN/eval.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     precision: Annotated[str, typer.Option(help="auto (the run's own on CUDA), float32 or bfloat16.")] = "auto",
@@ -68,28 +69,44 @@ def eval_command(
     """
     need_torch("mue eval")
     names = None if tasks is None else tasks.split(",")
+
+    def opened(run: Path) -> tuple[Any, dict[str, str]]:
+        from complete_mue.lab.evals.run import open_run
+
+        return open_run(run, device=device, precision=precision, batch_tokens=batch_tokens)
+
     with _progress() as (progress, said):
         if requests_out is not None:
             _ask(requests_out, _given(data, "--data"), names, shots, limit, said)
             return
-        if held_out:
-            run = Path(_given(checkpoint, "a run's directory"))
-            found = _held_out(run, _place(out, run), device, precision, batch_tokens, progress)
-            print(jsonlib.dumps(found.to_dict(), indent=2) if json else found.to_text())
-            return
         if requests is not None:
-            run = Path(_given(checkpoint, "a run's directory"))
-            _answer(run, requests, _place(out, run), device, precision, batch_tokens, progress)
+            _answer(Path(_given(checkpoint, "a run's directory")), requests, out, opened, progress)
             return
-        if answers is not None:
+        report: Any
+        if held_out:
+            report = _held_out(Path(_given(checkpoint, "a run's directory")), out, opened, progress)
+        elif answers is not None:
             from complete_mue.lab.evals.run import evaluate_answers
 
             report = evaluate_answers(answers, _given(data, "--data"), _given(out, "--out"), names, said)
         else:
-            report = _evaluate(
-                _given(checkpoint, "a run's directory or hf:PATH"), _given(data, "--data"), names, shots, limit, out,
-                device, precision, batch_tokens, trust_remote_code, progress, said,
-            )  # fmt: skip
+            from complete_mue.lab.evals.harness import adapter, need_harness, stock_adapter
+            from complete_mue.lab.evals.run import Settings, evaluate_model, folder_checksum
+            from complete_mue.lab.evals.tasks import select
+
+            given = _given(checkpoint, "a run's directory or hf:PATH")
+            settings = Settings(_given(data, "--data"), shots, limit)
+            need_harness()
+            chosen, folder = select(names), Path(given.removeprefix(STOCK))
+            if given.startswith(STOCK):
+                if not folder.is_dir():
+                    raise RunError(f"{given}: no such folder; give a Hugging Face model's folder after {STOCK}")
+                lm = stock_adapter(str(folder), device, trust_remote_code)
+                model = {"name": str(folder), "weights": folder_checksum(folder)}
+            else:
+                scorer, model = opened(folder)
+                lm = adapter(scorer, progress)
+            report = evaluate_model(lambda task: lm, model, chosen, settings, _place(out, folder), said)
     print(jsonlib.dumps(report.to_dict(), indent=2) if json else report.to_text())
 
 
@@ -124,56 +141,28 @@ def _ask(
     print(f"{questions:,} questions of {len(chosen)} tasks in {path}")
 
 
-def _answer(
-    run: Path, requests: Path, out: Path, device: str, precision: str, batch_tokens: int | None, progress: Any
-) -> None:
+def _answer(run: Path, requests: Path, out: Path | None, opened: Opened, progress: Any) -> None:
     if str(run).startswith(STOCK):
         raise RunError(f"{run} with --requests: only our runs can answer without the harness; leave --requests out")
     need_run(run)
     from complete_mue.lab.evals.requests import answer_requests
-    from complete_mue.lab.evals.run import open_run
 
-    scorer, model = open_run(run, device=device, precision=precision, batch_tokens=batch_tokens)
-    answer_requests(requests, out / "answers.jsonl.xz", scorer, model, progress)
-    print(f"answers in {out / 'answers.jsonl.xz'}")
+    path = _place(out, run) / "answers.jsonl.xz"
+    answer_requests(requests, path, *opened(run), progress)
+    print(f"answers in {path}")
 
 
-def _held_out(run: Path, out: Path, device: str, precision: str, batch_tokens: int | None, progress: Any) -> Any:
+def _held_out(run: Path, out: Path | None, opened: Opened, progress: Any) -> Any:
     need_run(run)
     from complete_mue.lab.evals.held_out import held_out_loss
-    from complete_mue.lab.evals.run import open_run
     from complete_mue.lab.train.config import read_config
     from complete_mue.storage import write_json
 
-    scorer, model = open_run(run, device=device, precision=precision, batch_tokens=batch_tokens)
+    folder, (scorer, model) = _place(out, run), opened(run)
     found = held_out_loss(read_config(run / "config.json"), scorer, progress("held-out text"))
-    out.mkdir(parents=True, exist_ok=True)
-    write_json(out / "held_out.json", {"model": model, **found.to_dict()})
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "held_out.json", {"model": model, **found.to_dict()})
     return found
-
-
-def _evaluate(
-    checkpoint: str, data: Path, names: list[str] | None, shots: int, limit: int | None, out: Path | None,
-    device: str, precision: str, batch_tokens: int | None, trust_remote_code: bool, progress: Any,
-    said: Callable[[str], None],
-) -> Any:  # fmt: skip
-    from complete_mue.lab.evals.harness import adapter, need_harness, stock_adapter
-    from complete_mue.lab.evals.run import Settings, evaluate_model, folder_checksum, open_run
-    from complete_mue.lab.evals.tasks import select
-
-    need_harness()
-    chosen, settings = select(names), Settings(data, shots, limit)
-    if checkpoint.startswith(STOCK):
-        path = checkpoint.removeprefix(STOCK)
-        if not Path(path).is_dir():
-            raise RunError(f"{checkpoint}: no such folder; give a Hugging Face model's folder after {STOCK}")
-        lm = stock_adapter(path, device, trust_remote_code)
-        model = {"name": path, "weights": folder_checksum(Path(path))}
-        return evaluate_model(lambda task: lm, model, chosen, settings, _place(out, Path(path)), said)
-    run = Path(checkpoint)
-    scorer, model = open_run(run, device=device, precision=precision, batch_tokens=batch_tokens)
-    lm = adapter(scorer, progress)
-    return evaluate_model(lambda task: lm, model, chosen, settings, _place(out, run), said)
 
 
 @contextmanager

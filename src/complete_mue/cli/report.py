@@ -80,10 +80,8 @@ def report_command(
     if page is not None:
         from complete_mue.lab.report.markdown_page import write_article
 
-        with notes.status("writing") as status:
-            written = write_article(
-                list(zip(summaries, found, strict=True)), page, lambda path: status.update(f"wrote {path.name}")
-            )
+        with notes.status("drawing"):
+            written = write_article(list(zip(summaries, found, strict=True)), page)
         notes.print(f"wrote {page} and {len(written) - 1} pictures beside it")
     folder = out or (None if instead else places[0])
     if folder is not None:
@@ -105,8 +103,8 @@ def _write(summaries: list[Summary], folder: Path, notes: Console) -> None:
     from complete_mue.lab.report.plots import can_plot
     from complete_mue.lab.report.write import write_report
 
-    with notes.status("writing") as status:
-        written = write_report(summaries, folder, lambda path: status.update(f"wrote {path.name}"))
+    with notes.status("writing"):
+        written = write_report(summaries, folder)
     notes.print(f"wrote {written[1]} and {len(written) - 1} files beside it")
     if not can_plot():
         notes.print("no PNGs: they need matplotlib (pip install 'complete-mue[plots]')")

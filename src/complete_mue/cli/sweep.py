@@ -247,7 +247,7 @@ def _already_done(folder: Path, request: dict[str, Any], retry_failed: bool) -> 
 def _describe(sweep: Sweep) -> None:
     from complete_mue.lab.sweep.grid import fusible
 
-    points = sweep.points()
+    points = sweep.points
     tokens = sum(point.config.budget.tokens for point in points)
     shapes = len(list(fusible(points)))
     several = "s" if shapes > 1 else ""
@@ -269,8 +269,7 @@ def _report(folder: Path) -> None:
     from complete_mue.lab.report.summary import summarize
     from complete_mue.lab.report.write import write_report
 
-    console = Console(highlight=False, markup=False)
     summary = summarize(folder)
-    written = write_report([summary], folder, lambda path: None)
-    show(summary, console)
-    print(f"report: {next(path for path in written if path.suffix == '.html')}")
+    write_report([summary], folder)
+    show(summary, Console(highlight=False, markup=False))
+    print(f"report: {folder / 'report.html'}")

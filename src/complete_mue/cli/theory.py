@@ -83,7 +83,7 @@ def plan_command(
     batch_tokens: Annotated[
         int | None, typer.Option(help="The target's batch. Default: its file's, or the reference's.")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="The target's steps, likewise.")] = None,
+    steps: Annotated[int | None, typer.Option(help="The target's steps. Default: as for the batch.")] = None,
 ) -> None:
     """Plan a target model from a tuned reference.
 
@@ -131,7 +131,7 @@ def _load_dict(loaded: LoadSde | None) -> dict[str, object]:
 
 
 def _read_load(path: Path, shape: ModelShape) -> list[float]:
-    """A number per expert, apart by blanks, commas or lines (JSON too), scaled so that they sum to active experts."""
+    """A number per expert, separated by blanks, commas or lines (JSON too), scaled to sum to the active experts."""
     try:
         words = path.read_text(encoding="utf-8").translate(str.maketrans("[],", "   ")).split()
         numbers = [float(word) for word in words]

@@ -14,7 +14,7 @@ from complete_mue.rules import DEFAULT_RULES
 from complete_mue.web.compare import chosen, compared
 from complete_mue.web.fields import FieldError, Specs, read
 from complete_mue.web.picture import block_svg
-from complete_mue.web.snippet import python_of
+from complete_mue.web.texts import python_of
 
 
 def planned(parameters: Mapping[str, str]) -> tuple[Specs, Plan]:

@@ -25,28 +25,21 @@ def chosen(parameters: Mapping[str, str], plan: Plan) -> tuple[str, ...]:
     return tuple(dict.fromkeys([plan.rules.name, *names]))
 
 
-def by_each(plan: Plan, names: tuple[str, ...]) -> dict[str, Plan | str]:
-    """The plan by every rule set, or why a rule set makes none."""
-    found: dict[str, Plan | str] = {plan.rules.name: plan}
-    for name in names[1:]:
-        try:
-            found[name] = transfer(plan.reference, plan.shape, plan.budget, rules=name, betas=plan.betas)
-        except TransferError as problem:
-            found[name] = str(problem)
-    return found
-
-
 def compared(plan: Plan, names: tuple[str, ...]) -> dict[str, Any]:
     """Role by role the numbers of every rule set that makes a plan; ``differs`` names the columns that differ."""
-    found = by_each(plan, names)
-    plans = {name: made for name, made in found.items() if isinstance(made, Plan)}
+    plans, refused = {plan.rules.name: plan}, {}
+    for name in names[1:]:
+        try:
+            plans[name] = transfer(plan.reference, plan.shape, plan.budget, rules=name, betas=plan.betas)
+        except TransferError as problem:
+            refused[name] = str(problem)
     rows = {
         "multiplier": [made.rows for made in plans.values()],
         "folded": [made.fold().rows for made in plans.values()],
     }
     return {
         "rules": [*plans],
-        "refused": {name: said for name, said in found.items() if isinstance(said, str)},
+        "refused": refused,
         "betas": [list(made.hyper.betas) for made in plans.values()],
         **{form: [_row(row) for row in zip(*of_each, strict=True)] for form, of_each in rows.items()},
     }

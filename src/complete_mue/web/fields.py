@@ -12,25 +12,27 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from pathlib import Path
 from typing import TypeVar
 
 from complete_mue.errors import MueError, nearest
+from complete_mue.layout.hf_config import READABLE, shape_of_config
+from complete_mue.layout.notation import FeedForward
 from complete_mue.layout.reference import Reference
 from complete_mue.layout.shape import Budget, ModelShape
 from complete_mue.layout.toml_files import BUDGET_KEYS, HYPER_KEYS, SHAPE_KEYS, Document
-from complete_mue.web.config import FILE, MOST_LAYERS, form_fields, shape_in
 
 T = TypeVar("T")
 
 TABLES = {"shape": SHAPE_KEYS, "budget": BUDGET_KEYS, "hyper": HYPER_KEYS}
 FILES = {"r": ("reference.toml", ("shape", "budget", "hyper")), "t": ("target.toml", ("shape", "budget"))}
-CONFIG = "t.config"
+CONFIG, FILE = "t.config", "config.json"
 OPTIONS = ("rules", "betas", "compare", "form", "role", "axis")
 KEYS = tuple(f"{side}.{key}" for side, (_, tables) in FILES.items() for t in tables for key in TABLES[t])
 PARAMETERS = (*KEYS, CONFIG, *OPTIONS)
 
 # Far beyond any model, and quick. What was read is bounded, so it does not matter how a number was written.
-MOST_PARTS = 1_024
+MOST_LAYERS, MOST_PARTS = 1_000, 1_024
 
 _TOML_NUMBER = re.compile(r"[+-]?(?:(?:0|[1-9](?:_?\d)*)(?:\.\d(?:_?\d)*)?(?:[eE][+-]?\d(?:_?\d)*)?|inf|nan)", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
@@ -84,9 +86,9 @@ def read(parameters: Mapping[str, str]) -> Specs:
             )
     config = parameters.get(CONFIG, "").strip()
     pasted = _pasted(parameters, config) if config else None
-    fields = form_fields(pasted) if pasted is not None else None
+    fields = _form_fields(pasted) if pasted is not None else None
     if pasted is not None:
-        shown = fields or form_fields(replace(pasted, feed_forward=pasted.main)) or {}
+        shown = fields or _form_fields(replace(pasted, feed_forward=pasted.main)) or {}
         parameters = {**parameters, **{f"t.{key}": value for key, value in shown.items()}}
     files = toml_file("r", parameters), toml_file("t", parameters)
     reference = _read("r", files[0], Document.reference)
@@ -94,21 +96,14 @@ def read(parameters: Mapping[str, str]) -> Specs:
     if pasted is not None and fields is None:  # layers differ, which a TOML file cannot say
         shape, files = pasted, (files[0], File(FILE, json.dumps(json.loads(config), indent=2) + "\n"))
     for side, asked in (("r", reference.shape), ("t", shape)):
-        if asked.depth > MOST_LAYERS:
-            raise FieldError(
-                f"depth = {asked.depth}: the planner takes at most {MOST_LAYERS} layers; use `mue plan` for more",
-                field=f"{side}.depth",
-                given=asked.depth,
-                allowed=MOST_LAYERS,
-            )
-        block = asked.main
-        if len(block.branches) + len(block.groups) > MOST_PARTS:
-            raise FieldError(
-                f"feed_forward has {len(block.branches) + len(block.groups)} branches and groups: the planner takes "
-                f"at most {MOST_PARTS}; use `mue plan` for more",
-                field=f"{side}.feed_forward",
-                allowed=MOST_PARTS,
-            )
+        parts = len(asked.main.branches) + len(asked.main.groups)
+        for key, what, given, most in (
+            ("depth", "layers", asked.depth, MOST_LAYERS),
+            ("feed_forward", "branches and groups", parts, MOST_PARTS),
+        ):
+            if given > most:
+                says = f"{key} has {given} {what}: the planner takes at most {most} {what}; use `mue plan`"
+                raise FieldError(says, field=f"{side}.{key}", given=given, allowed=most)
     return Specs(reference, shape, budget, files, fields)
 
 
@@ -118,9 +113,37 @@ def _pasted(parameters: Mapping[str, str], config: str) -> ModelShape:
     if beside:
         raise FieldError(f"{beside[0]} beside {CONFIG}: give the shape once", field=CONFIG)
     try:
-        return shape_in(config)
+        return _shape_in(config)
     except MueError as problem:
         raise FieldError(" ".join(str(problem).split()), field=CONFIG) from None
+
+
+def _shape_in(text: str) -> ModelShape:
+    """The shape that the JSON text gives; a mistake is a ``MueError`` that begins with the file's name."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        raise MueError(f"{FILE}: not valid JSON; paste the whole file, from {{ to }}") from None
+    family = data.get("model_type") if isinstance(data, dict) else None
+    if not isinstance(family, str):
+        raise MueError(f"{FILE}: no model_type; paste the config.json of a Hugging Face model")
+    if family not in READABLE:
+        raise MueError(f"{FILE}: the fields of family {family!r:.60} do not give its shape; use `mue plan`, or type it")
+    for depth in ("num_hidden_layers", "n_layer"):
+        if isinstance(data.get(depth), int) and data[depth] > MOST_LAYERS:
+            raise MueError(f"{FILE}: {depth} = {data[depth]:.0e}: the planner takes at most {MOST_LAYERS} layers")
+    return shape_of_config(Path(FILE), data)
+
+
+def _form_fields(shape: ModelShape) -> dict[str, str] | None:
+    """The form's values for a shape; None where layers differ in a way that one layout cannot say."""
+    if not isinstance(shape.feed_forward, FeedForward):
+        return None
+    given = {
+        "width": shape.width, "depth": shape.depth, "feed_forward": shape.feed_forward.with_widths,
+        "dense_layers": shape.dense_layers, "head_dim": shape.head_dim,
+    }  # fmt: skip
+    return {key: str(given.get(key) or "") for key in SHAPE_KEYS}
 
 
 def _read(side: str, file: File, make: Callable[[Document], T]) -> T:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from complete_mue.errors import MueError
@@ -34,12 +34,8 @@ COLUMNS = {"lr": "learning rate", "init_std": "init std"}
 _MOST_HALVINGS = 10
 
 
-@dataclass(frozen=True)
-class Line:
-    """What one rule set gives along the axis: x and value."""
-
-    rules: str
-    points: tuple[tuple[float, float], ...]
+Points = tuple[tuple[float, float], ...]  # x and value
+Lines = dict[str, Points]  # by rule set, in the order in which they are drawn
 
 
 def keys(plan: Plan) -> list[str]:
@@ -64,23 +60,23 @@ def plot_answer(parameters: Mapping[str, str], plan: Plan) -> dict[str, Any]:
     lines = along(plan, known.index(role), axis, names, folded=parameters.get("form") == "folded")
     alike = coinciding(lines)
     answer["rules"] = [*alike.values()]
-    lines = {column: [line for line in found if line.rules in alike] for column, found in lines.items()}
+    lines = {column: {name: found[name] for name in alike} for column, found in lines.items()}
     here = _x(plan.shape, axis)
     drawn = {c: _svg(lines[c], here, AXES[axis][0], f"{name} of {role}") for c, name in COLUMNS.items()}
     answer["note"] += "".join(f" {role} has no {name}." for c, name in COLUMNS.items() if not drawn[c])
     return {**answer, **drawn}
 
 
-def _svg(lines: list[Line], here: float, x_name: str, title: str) -> str:
+def _svg(lines: Lines, here: float, x_name: str, title: str) -> str:
     """Curves on logarithmic axes; the present point has a dashed line, a ring and its value. Nothing without points."""
-    xs, ys = ([point[i] for line in lines for point in line.points] for i in (0, 1))
+    xs, ys = ([point[i] for points in lines.values() for point in points] for i in (0, 1))
     if not ys:
         return ""
     drawn = [
-        Drawn(line.rules, style, tuple(Dot(x, y, f"{line.rules}: {_place(x, y)}") for x, y in line.points))
-        for style, line in enumerate(lines)
+        Drawn(rules, style, tuple(Dot(x, y, f"{rules}: {_place(x, y)}") for x, y in points))
+        for style, (rules, points) in enumerate(lines.items())
     ]
-    now = dict(lines[0].points).get(here)
+    now = dict(next(iter(lines.values()))).get(here)
     if now is not None:
         drawn[0] = replace(drawn[0], minimum=Dot(here, now, _place(here, now)))
     guide = (here, f"{now:.4g}") if now is not None else None
@@ -93,25 +89,25 @@ def _place(x: float, y: float) -> str:
     return f"{y:.4g} at {x:.6g}"
 
 
-def along(plan: Plan, index: int, axis: str, names: tuple[str, ...], *, folded: bool = False) -> dict[str, list[Line]]:
+def along(plan: Plan, index: int, axis: str, names: tuple[str, ...], *, folded: bool = False) -> dict[str, Lines]:
     """By column, a line per rule set: the row at ``index``, with the target's shape changed along the axis."""
     shapes = sorted({_x(shape, axis): shape for shape in variants(plan, axis)}.items())
     rows = {name: [(x, _row(plan, shape, name, index, folded)) for x, shape in shapes] for name in names}
     return {
-        column: [
-            Line(name, tuple((x, value) for x, row in found if row and (value := getattr(row, column))))
+        column: {
+            name: tuple((x, value) for x, row in found if row and (value := getattr(row, column)))
             for name, found in rows.items()
-        ]
+        }
         for column in COLUMNS
     }
 
 
-def coinciding(lines: Mapping[str, list[Line]]) -> dict[str, list[str]]:
+def coinciding(lines: Mapping[str, Lines]) -> dict[str, list[str]]:
     """The first of the rule sets that give the same numbers throughout -> all of them: one curve stands for all."""
     found: dict[tuple[tuple[str, ...], ...], list[str]] = {}
-    for same in zip(*lines.values(), strict=True):
-        numbers = tuple(tuple(f"{x:.9g} {y:.9g}" for x, y in line.points) for line in same)
-        found.setdefault(numbers, []).append(same[0].rules)
+    for name in lines["lr"]:
+        numbers = tuple(tuple(f"{x:.9g} {y:.9g}" for x, y in column[name]) for column in lines.values())
+        found.setdefault(numbers, []).append(name)
     return {names[0]: names for names in found.values()}
 
 

@@ -25,17 +25,12 @@ MOST_SWEEPS = 500
 DEEPEST = 3
 
 
-@dataclass(frozen=True)
-class _State:
-    """What the files looked like: changes with every record that is written."""
-
-    version: str
-    updated: float
-
-
 @dataclass
 class _Read:
+    """A sweep as it was when its files looked like this: ``version`` changes with every record that is written."""
+
     version: str
+    updated: float | None = None
     summary: Summary | None = None
     problem: str = ""
     page: bytes | None = None
@@ -60,7 +55,7 @@ class Runs:
             folder = self._sweeps().get(name)
             if folder is None:
                 raise FileError(f"no sweep {name!r:.80} in {self.folder.name}; choose one from the list")
-            read, _ = self._current(name, folder)
+            read = self._current(name, folder)
             if read.summary is None:
                 raise FileError(read.problem)
             if read.page is None:
@@ -80,30 +75,31 @@ class Runs:
         return {path.relative_to(self.folder).as_posix(): path for path in found}
 
     def _entry(self, name: str, folder: Path) -> dict[str, Any]:
-        read, state = self._current(name, folder)
-        entry: dict[str, Any] = {"name": name, "version": read.version, "updated": state.updated if state else None}
+        read = self._current(name, folder)
+        entry: dict[str, Any] = {"name": name, "version": read.version, "updated": read.updated}
         if read.summary is None:
             return {**entry, "error": read.problem}
         return {**entry, "title": read.summary.title, "progress": asdict(read.summary.progress)}
 
-    def _current(self, name: str, folder: Path) -> tuple[_Read, _State | None]:
+    def _current(self, name: str, folder: Path) -> _Read:
         """The summary for the files as they are now, from before where nothing has changed."""
+        now = _Read("unread")
         try:
-            state = self._state(folder)
+            now = self._state(folder)
+            if name in self._read and self._read[name].version == now.version:
+                return self._read[name]
+            now.summary = summarize(folder)
         except (MueError, OSError) as problem:
-            return _Read("unread", problem=self._says(problem)), None
-        if name not in self._read or self._read[name].version != state.version:
-            try:
-                self._read[name] = _Read(state.version, summarize(folder))
-            except (MueError, OSError) as problem:
-                self._read[name] = _Read(state.version, problem=self._says(problem))
-        return self._read[name], state
+            now.problem = self._says(problem)
+        if now.updated is not None:
+            self._read[name] = now
+        return now
 
     def _says(self, problem: Exception) -> str:
         """The message, with paths from this folder on: where it lies is nobody's business."""
         return str(problem).replace(f"{self.folder.parent}/", "")
 
-    def _state(self, folder: Path) -> _State:
+    def _state(self, folder: Path) -> _Read:
         sweep, ledger = folder / SWEEP_FILE, folder / LEDGER
         records = sorted(ledger.glob("*.json")) if ledger.is_dir() else []
         for path in (folder, sweep, ledger, *(record for record in records if record.is_symlink())):
@@ -114,7 +110,7 @@ class Runs:
             stat = path.stat()
             newest = max(newest, stat.st_mtime)
             digest.update(f"{path.name} {stat.st_mtime_ns} {stat.st_size}\n".encode())
-        return _State(digest.hexdigest()[:16], newest)
+        return _Read(digest.hexdigest()[:16], newest)
 
 
 def _below(folder: Path, depth: int) -> Iterator[Path]:

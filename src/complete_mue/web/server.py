@@ -34,13 +34,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from complete_mue.errors import MueError, RunError
-from complete_mue.lab.report.page import SCRIPT
+from complete_mue.lab.report.html_page import SCRIPT
 from complete_mue.rules import CATALOG, Rules
 from complete_mue.web.answer import plan_answer, planned
 from complete_mue.web.fields import PARAMETERS, FieldError, File
 from complete_mue.web.guard import Guard
 from complete_mue.web.plot import plot_answer
-from complete_mue.web.presets import presets
 from complete_mue.web.runs import Runs
 from complete_mue.web.texts import text_of
 from complete_mue.web.timed import TimedProtocol
@@ -51,6 +50,7 @@ _STATIC = {
     "/": ("index.html", "text/html"),
     "/planner.css": ("planner.css", "text/css"),
     "/planner.js": ("planner.js", "text/javascript"),
+    "/api/presets": ("presets.json", "application/json"),
 }
 _SCRIPT_HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode("utf-8")).digest()).decode("ascii")
 # A report brings its style and its one script in the page: that script may run, by its hash, and nothing else.
@@ -64,8 +64,9 @@ def application(folder: Path, names: tuple[str, ...] = ()) -> ASGIApp:
     """The server as an ASGI application; ``names`` are host names it answers to beside localhost and addresses."""
     runs, plans, reads = Runs(folder), CapacityLimiter(4), CapacityLimiter(2)
 
-    async def computed(request: Request, what: str) -> Response:
-        """A mistake in the form is an answer, too: its text, and the field it is about."""
+    async def computed(request: Request) -> Response:
+        """A mistake in the form is answered as well: with its text, and the field it is about."""
+        what = request.scope["path"].removeprefix("/api/")
         query = request.scope["query_string"].decode("ascii", "replace")
         try:
             made = await anyio.to_thread.run_sync(_computed, what, _parameters(query), limiter=plans)
@@ -77,15 +78,6 @@ def application(folder: Path, names: tuple[str, ...] = ()) -> ASGIApp:
         saved = {"content-disposition": f'attachment; filename="{made.name}"'}
         return Response(made.text, media_type="text/plain", headers=saved)
 
-    async def plan(request: Request) -> Response:
-        return await computed(request, "plan")
-
-    async def plot(request: Request) -> Response:
-        return await computed(request, "plot")
-
-    async def text(request: Request) -> Response:
-        return await computed(request, f"text/{request.path_params['name']}")
-
     async def listing(request: Request) -> Response:
         return _json(_encoded(await anyio.to_thread.run_sync(runs.listing, limiter=reads)))
 
@@ -93,15 +85,9 @@ def application(folder: Path, names: tuple[str, ...] = ()) -> ASGIApp:
         page = await anyio.to_thread.run_sync(partial(runs.report, request.path_params["name"]), limiter=reads)
         return Response(page, media_type="text/html", headers={"content-security-policy": REPORT_POLICY})
 
-    async def shapes(request: Request) -> Response:
-        return _json(_encoded(presets()))
-
     routes = [Route(path, _static(*entry), methods=["GET"]) for path, entry in _STATIC.items()]
     routes += [
-        Route("/api/plan", plan, methods=["GET"]),
-        Route("/api/plot", plot, methods=["GET"]),
-        Route("/api/text/{name}", text, methods=["GET"]),
-        Route("/api/presets", shapes, methods=["GET"]),
+        *(Route(f"/api/{what}", computed, methods=["GET"]) for what in ("plan", "plot", "text/{name}")),
         Route("/api/runs", listing, methods=["GET"]),
         Route("/runs/{name:path}", report, methods=["GET"]),
     ]
@@ -110,7 +96,7 @@ def application(folder: Path, names: tuple[str, ...] = ()) -> ASGIApp:
 
 
 def serve(folder: Path, host: str, port: int, listening: Callable[[str], None] = lambda url: None) -> None:
-    """Serve until interrupted; ``listening`` hears the address once connections are taken."""
+    """Serve until interrupted; ``listening`` is called with the address once connections are accepted."""
     with bind(host, port) as listener:
         config = uvicorn.Config(
             application(folder, (host,)), http=TimedProtocol, ws="none", lifespan="off", log_level="critical",

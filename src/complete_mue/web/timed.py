@@ -15,7 +15,7 @@ class TimedProtocol(H11Protocol):
     """Closes connections that take longer than ``SECONDS`` to send a whole request, header and body.
 
     Time runs from the connection, then from each answer; bytes sent one by one do not prolong it. A client that takes
-    nothing of its answer for that long is closed, too.
+    nothing of its answer for that long is closed as well.
     """
 
     _late: asyncio.TimerHandle | None = None

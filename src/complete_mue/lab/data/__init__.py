@@ -11,40 +11,31 @@ Importing this loads nothing heavy: torch, tokenizers, datasets, transformers an
 from typing import TYPE_CHECKING, Any
 
 _LAZY = {
-    "ByteTokenizer": "tokenizers",
     "FeatureData": "features",
-    "HubDataset": "documents",
     "HubImages": "images",
     "ImageArrays": "images",
     "ImageBatch": "batches",
     "ImageData": "images",
     "ImageFolder": "images",
     "ImageTars": "tars",
-    "JsonTokenizer": "tokenizers",
-    "Manifest": "manifest",
     "MovingSprites": "video",
     "Scenes": "scenes",
     "Shapes": "scenes",
     "StandardLibrary": "text",
     "TextData": "text",
     "cache_features": "features",
-    "caption_tokens": "batches",
     "describe": "summary",
-    "load_tokenizer": "tokenizers",
     "prepare": "prepare_text",
 }
 if TYPE_CHECKING:
-    from complete_mue.lab.data.batches import ImageBatch, caption_tokens
-    from complete_mue.lab.data.documents import HubDataset
+    from complete_mue.lab.data.batches import ImageBatch
     from complete_mue.lab.data.features import FeatureData, cache_features
     from complete_mue.lab.data.images import HubImages, ImageArrays, ImageData, ImageFolder
-    from complete_mue.lab.data.manifest import Manifest
     from complete_mue.lab.data.prepare_text import prepare
     from complete_mue.lab.data.scenes import Scenes, Shapes
     from complete_mue.lab.data.summary import describe
     from complete_mue.lab.data.tars import ImageTars
     from complete_mue.lab.data.text import StandardLibrary, TextData
-    from complete_mue.lab.data.tokenizers import ByteTokenizer, JsonTokenizer, load_tokenizer
     from complete_mue.lab.data.video import MovingSprites
 
 
@@ -57,25 +48,19 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
-    "ByteTokenizer",
     "FeatureData",
-    "HubDataset",
     "HubImages",
     "ImageArrays",
     "ImageBatch",
     "ImageData",
     "ImageFolder",
     "ImageTars",
-    "JsonTokenizer",
-    "Manifest",
     "MovingSprites",
     "Scenes",
     "Shapes",
     "StandardLibrary",
     "TextData",
     "cache_features",
-    "caption_tokens",
     "describe",
-    "load_tokenizer",
     "prepare",
 ]

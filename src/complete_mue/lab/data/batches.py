@@ -5,14 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Unpack
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-
-from complete_mue.lab.data.item_order import Order, Sampling
 
 PADDING = 0  # the byte that fills captions up; no caption holds it
 
@@ -56,23 +53,6 @@ class Pictures(ABC):
     def batch(self, step: int) -> ImageBatch:
         """This rank's rows at ``step``."""
         return self.at(self.indices(step))
-
-
-class SampledPictures(Pictures):
-    """Pictures that end: shuffled, each once per epoch, the same for every number of ranks."""
-
-    items: int
-
-    def __init__(self, items: int, rows: int, name: str, **order: Unpack[Order]) -> None:
-        self.items, self._sampling = items, Sampling.over(items, rows, f"{name}: pictures", **order)
-        self.steps = len(self) if self._sampling.epochs == "single" else None
-
-    def __len__(self) -> int:
-        return self._sampling.steps
-
-    def indices(self, step: int) -> NDArray[np.int64]:
-        """Shuffled; a step past the single epoch is an error."""
-        return self._sampling.indices(step)
 
 
 def caption_tokens(captions: Sequence[str], length: int) -> Tensor:

@@ -28,7 +28,7 @@ def text_identity(source: str) -> str:
     if source == "stdlib":
         return f"stdlib-{library_checksum()[:16]}"
     manifest = Manifest.read(source)
-    return f"{tokenizer_identity(manifest)}-{_digest([shard.sha256 for shard in manifest.splits['train']])}"
+    return f"{tokenizer_identity(manifest)}-{_digest([shard.sha256 for shard in manifest.splits['train'].shards])}"
 
 
 def tokenizer_identity(manifest: Manifest) -> str:

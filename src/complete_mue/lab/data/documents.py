@@ -15,8 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from complete_mue.errors import FileError, MueError, nearest
-from complete_mue.lab.data.extras import need
+from complete_mue.errors import FileError, nearest
+from complete_mue.lab.data.extras import in_our_words, need
 from complete_mue.lab.data.text_files import PACKED, json_lines, unpacked
 from complete_mue.storage import sha256
 
@@ -51,20 +51,13 @@ class HubDataset:
         """The ``datasets.Dataset``."""
         library = need("datasets", f"the source {self}")
         folder = Path(self.path)
-        try:
-            if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
-                loaded = library.load_from_disk(self.path)
-                if isinstance(loaded, library.DatasetDict):
-                    if self.split not in loaded:
-                        raise FileError(f"{self}: no split {self.split!r}; it has {', '.join(map(str, loaded))}")
-                    return loaded[self.split]
-                return loaded
-            return library.load_dataset(self.path, self.config, split=self.split)
-        except MueError:
-            raise
-        except Exception as problem:  # network, names, formats: many kinds
-            reason = (str(problem).strip() or type(problem).__name__).splitlines()[0]
-            raise FileError(f"{self}: cannot be loaded ({type(problem).__name__}: {reason})") from None
+        with in_our_words(f"{self}: cannot be loaded"):
+            if not (folder / "dataset_dict.json").is_file() and not (folder / "state.json").is_file():
+                return library.load_dataset(self.path, self.config, split=self.split)
+            loaded = library.load_from_disk(self.path)
+            if isinstance(loaded, library.DatasetDict) and self.split not in loaded:
+                raise FileError(f"{self}: no split {self.split!r}; it has {', '.join(map(str, loaded))}")
+            return loaded[self.split] if isinstance(loaded, library.DatasetDict) else loaded
 
 
 Texts = Iterator[tuple[int, bytes]]  # how far a source has been read, and a document

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from complete_mue.errors import FileError, ShapeError
-from complete_mue.lab.data.extras import need
+from complete_mue.lab.data.extras import in_our_words, need
+
+_ADVICE = "give a local folder with config.json and .safetensors weights, or a name on the hub"
 
 
 def fingerprint(module: nn.Module) -> str:
@@ -35,13 +37,11 @@ class Autoencoder:
         self.module, self.name = module.eval().requires_grad_(False), name or type(module).__name__
 
     @classmethod
-    def load(cls, name: str | Path, *, subfolder: str | None = None, device: str | torch.device = "cpu") -> Autoencoder:
-        """From a local folder or the hub; ``subfolder`` such as ``vae`` within a pipeline."""
+    def load(cls, name: str | Path, *, device: str | torch.device = "cpu") -> Autoencoder:
+        """From a local folder or the hub."""
         library = need("diffusers", f"the autoencoder {str(name)!r}")
-        module = _loaded(
-            f"autoencoder {str(name)!r}",
-            lambda: library.AutoModel.from_pretrained(str(name), subfolder=subfolder, use_safetensors=True),
-        )
+        with in_our_words(f"autoencoder {str(name)!r}: cannot be loaded", _ADVICE):
+            module = library.AutoModel.from_pretrained(str(name), use_safetensors=True)
         if not hasattr(module, "encode") or not hasattr(module, "decode"):
             raise FileError(f"autoencoder {str(name)!r}: a {type(module).__name__} has no encode and decode")
         return cls(module.to(device), str(name))
@@ -96,8 +96,7 @@ class TextEncoder:
     def load(cls, name: str | Path, *, device: str | torch.device = "cpu") -> TextEncoder:
         """From a local folder or the hub: an encoder such as T5 or CLIP, or any model with hidden states."""
         library = need("transformers", f"the text encoder {str(name)!r}")
-
-        def load() -> tuple[nn.Module, Any]:
+        with in_our_words(f"text encoder {str(name)!r}: cannot be loaded", _ADVICE):
             config = library.AutoConfig.from_pretrained(str(name))
             known = type(config) in library.MODEL_FOR_TEXT_ENCODING_MAPPING
             kind = library.AutoModelForTextEncoding if known else library.AutoModel
@@ -105,9 +104,7 @@ class TextEncoder:
             model = getattr(model, "text_model", model)
             if getattr(model.config, "is_encoder_decoder", False) and hasattr(model, "get_encoder"):
                 model = model.get_encoder()
-            return model, library.AutoTokenizer.from_pretrained(str(name))
-
-        model, tokenizer = _loaded(f"text encoder {str(name)!r}", load)
+            tokenizer = library.AutoTokenizer.from_pretrained(str(name))
         return cls(model.to(device), tokenizer, str(name))
 
     @torch.no_grad()
@@ -120,14 +117,3 @@ class TextEncoder:
         ids, mask = tokens["input_ids"].to(device), tokens["attention_mask"].to(device)
         hidden: Tensor = self.model(input_ids=ids, attention_mask=mask).last_hidden_state.float()
         return hidden * mask[..., None], mask.sum(-1)
-
-
-def _loaded(what: str, load: Any) -> Any:
-    try:
-        return load()
-    except Exception as problem:  # network, names, formats: many kinds
-        reason = (str(problem).strip() or type(problem).__name__).splitlines()[0]
-        raise FileError(
-            f"{what}: cannot be loaded ({type(problem).__name__}: {reason}); "
-            "give a local folder with config.json and .safetensors weights, or a name on the hub"
-        ) from None

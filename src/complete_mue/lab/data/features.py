@@ -19,14 +19,14 @@ import numpy as np
 import torch
 from msgspec import Meta
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from safetensors.torch import save
+from torch import Tensor
 
 from complete_mue.errors import FileError, RunError, ShapeError
-from complete_mue.lab.data.batches import ImageBatch, Pictures, SampledPictures
+from complete_mue.lab.data.batches import ImageBatch, Pictures
 from complete_mue.lab.data.encoders import Autoencoder, TextEncoder, fingerprint
-from complete_mue.lab.data.extras import need
 from complete_mue.lab.data.file_parts import OpenFiles, StoredRows
-from complete_mue.lab.data.item_order import Order
+from complete_mue.lab.data.item_order import Order, Shuffled
 from complete_mue.lab.data.progress import Meter
 from complete_mue.lab.data.shard_folder import (
     FEATURES,
@@ -89,7 +89,7 @@ def cache_features(
     source: Pictures,
     out: str | Path,
     *,
-    autoencoder: str | Path | nn.Module | Autoencoder | None = None,
+    autoencoder: str | Path | Autoencoder | None = None,
     text_encoder: str | Path | TextEncoder | None = None,
     items: int | None = None,
     text_length: int = 77,
@@ -114,7 +114,8 @@ def cache_features(
     total = count("items", items if items is not None else source.items)
     if source.items is not None and total > source.items:
         raise ShapeError(f"items = {total}: the source has {source.items}")
-    images, text = _autoencoder(autoencoder, device), _text_encoder(text_encoder, device)
+    images = Autoencoder.load(autoencoder, device=device) if isinstance(autoencoder, str | Path) else autoencoder
+    text = TextEncoder.load(text_encoder, device=device) if isinstance(text_encoder, str | Path) else text_encoder
     asked = {
         "source": source.identity(),
         "items": total,
@@ -128,19 +129,18 @@ def cache_features(
     }
     with FEATURES.held(out), Meter(progress, total, "items") as meter:
         if (out / MANIFEST).exists():
-            done = FeatureManifest.read(out)
-            refuse_other_request(out, done.asked, asked)
-            return done
+            finished = FeatureManifest.read(out)
+            refuse_other_request(out, finished.asked, asked)
+            return finished
         shards = _finished(out, asked)
-        meter.start("encoding")
+        meter.begin("encoding")
         encode = _Encode(source, images, text, text_length, STORED[store], batch, meter)
-        while (first := sum(shard.items for shard in shards)) < total:
-            numbers = np.arange(first, min(first + shard_items, total))
+        while (done := sum(shard.items for shard in shards)) < total:
+            numbers = np.arange(done, min(done + shard_items, total))
             shards.append(_write(out / f"features-{len(shards):05d}.safetensors", encode(numbers)))
             write_json(out / PROGRESS, asdict(_Progress(asked, shards)))
-        with _opened(out / shards[0].file) as file:
-            shapes = [tuple(file.get_slice(key).get_shape()[1:]) for key in ("images", "text")]
-        manifest = FeatureManifest(asked, shapes[0], shapes[1], tuple(shards))
+        first = StoredRows(out / shards[0].file, OpenFiles(FEATURES.remedy))
+        manifest = FeatureManifest(asked, first.shape("images"), first.shape("text"), tuple(shards))
         FEATURES.finish(out, asdict(manifest))
         return manifest
 
@@ -169,8 +169,7 @@ class _Encode:
         else:
             text, lengths = self.text.encode(self.source.captions(numbers), self.text_length)
             text = self._stored(text, "text features")
-        self.meter.at(int(numbers[-1]) + 1)
-        self.meter.tokens(len(numbers))
+        self.meter.at(int(numbers[-1]) + 1, len(numbers))
         return {
             "images": self._stored(pictures, "latents"), "text": text.cpu(), "lengths": lengths.to(torch.int32).cpu(),
         }  # fmt: skip
@@ -182,11 +181,13 @@ class _Encode:
         return tensor
 
 
-class FeatureData(SampledPictures):
+class FeatureData(Shuffled, Pictures):
     """A folder that ``cache_features`` wrote: latents as images, features (or bytes) as text.
 
     Text features are NaN after a caption's last token, which the diffusion transformer reads as "no text".
     """
+
+    items: int
 
     def __init__(self, folder: str | Path, *, rows: int, verify: bool = False, **order: Unpack[Order]) -> None:
         self.folder, self.manifest = Path(folder), FeatureManifest.read(folder)
@@ -194,8 +195,8 @@ class FeatureData(SampledPictures):
             FEATURES.check(self.folder / shard.file, shard.bytes, shard.sha256 if verify else None)
         self._starts = np.cumsum([0, *(shard.items for shard in self.manifest.shards)])
         self.image_shape, self.text_shape = self.manifest.image_shape, self.manifest.text_shape
-        super().__init__(self.manifest.items, rows, str(folder), **order)
-        self._files, self._shards = OpenFiles("cache the features again"), dict[int, StoredRows]()
+        super().__init__(self.manifest.items, rows, f"{folder}: pictures", **order)
+        self._files, self._shards = OpenFiles(FEATURES.remedy), dict[int, StoredRows]()
 
     def identity(self) -> str:
         """The shards' checksums."""
@@ -240,26 +241,8 @@ class FeatureData(SampledPictures):
         return self._shards[place]
 
 
-def _autoencoder(given: str | Path | nn.Module | Autoencoder | None, device: str | torch.device) -> Autoencoder | None:
-    if isinstance(given, str | Path):
-        return Autoencoder.load(given, device=device)
-    return Autoencoder(given.to(device)) if isinstance(given, nn.Module) else given
-
-
-def _text_encoder(given: str | Path | TextEncoder | None, device: str | torch.device) -> TextEncoder | None:
-    return TextEncoder.load(given, device=device) if isinstance(given, str | Path) else given
-
-
-def _opened(path: Path) -> Any:
-    safetensors = need("safetensors", "cached features")
-    try:
-        return safetensors.safe_open(str(path), framework="pt")
-    except (OSError, safetensors.SafetensorError) as problem:
-        raise FileError(f"{path}: not a safetensors file ({problem}); cache the features again") from None
-
-
 def _write(path: Path, tensors: dict[str, Tensor]) -> FeatureShard:
-    content = need("safetensors.torch", "cached features").save(tensors)
+    content = save(tensors)
     return FeatureShard(path.name, len(tensors["images"]), len(content), write_shard(path, [content]))
 
 

@@ -11,10 +11,10 @@ import math
 import os
 from collections import OrderedDict
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from complete_mue.errors import FileError
@@ -61,50 +61,30 @@ class OpenFiles:
 _TYPES = {
     "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "U8": torch.uint8, "I32": torch.int32,
 }  # fmt: skip
-_LARGEST_HEADER = 10**8
-
-
-@dataclass(frozen=True)
-class _Stored:
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    begin: int
 
 
 class StoredRows:
-    """The tensors of one safetensors file, by name."""
+    """The tensors of one safetensors file, by name, row by row."""
 
     def __init__(self, path: Path, files: OpenFiles) -> None:
         self.path, self._files = path, files
         try:
-            length = int.from_bytes(files.read(path, 0, 8), "little")
-            if length > _LARGEST_HEADER:
-                raise ValueError(f"a header of {length} bytes")
-            header = json.loads(files.read(path, 8, length))
-            header.pop("__metadata__", None)
-            self._tensors = {name: _stored(facts, 8 + length) for name, facts in header.items()}
-        except FileError:
-            raise
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+            with safe_open(str(path), framework="pt"):  # the library checks the header
+                length = int.from_bytes(files.read(path, 0, 8), "little")
+        except (OSError, SafetensorError) as problem:
             raise FileError(f"{path}: not a safetensors file ({problem}); cache the features again") from None
+        self._header, self._begin = json.loads(files.read(path, 8, length)), 8 + length
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a row of a tensor."""
+        return tuple(self._header[name]["shape"][1:])
 
     def row(self, name: str, number: int) -> Tensor:
         """One row of a tensor."""
-        stored = self._tensors.get(name)
-        if stored is None or not stored.shape or not 0 <= number < stored.shape[0]:
+        facts = self._header.get(name)
+        if facts is None or facts["dtype"] not in _TYPES or not facts["shape"] or number >= facts["shape"][0]:
             raise FileError(f"{self.path}: has no item {number} of {name!r}; cache the features again")
-        size = math.prod(stored.shape[1:]) * stored.dtype.itemsize
-        content = bytearray(self._files.read(self.path, stored.begin + number * size, size))
-        return torch.frombuffer(content, dtype=stored.dtype).reshape(stored.shape[1:])
-
-
-def _stored(facts: dict[str, object], start: int) -> _Stored:
-    shape, offsets = facts["shape"], facts["data_offsets"]
-    if not isinstance(shape, list) or not isinstance(offsets, list) or len(offsets) != 2:
-        raise ValueError(f"no tensor: {str(facts)[:80]}")
-    if not all(isinstance(number, int) and 0 <= number < 2**62 for number in (*shape, *offsets)):
-        raise ValueError(f"sizes {shape} at {offsets}")
-    dtype = _TYPES[str(facts["dtype"])]
-    if offsets[1] - offsets[0] != math.prod(shape) * dtype.itemsize:
-        raise ValueError(f"{shape} of {facts['dtype']} in {offsets[1] - offsets[0]} bytes")
-    return _Stored(dtype, tuple(shape), start + offsets[0])
+        dtype, shape = _TYPES[facts["dtype"]], self.shape(name)
+        size = math.prod(shape) * dtype.itemsize
+        begin = self._begin + facts["data_offsets"][0] + number * size
+        return torch.frombuffer(bytearray(self._files.read(self.path, begin, size)), dtype=dtype).reshape(shape)

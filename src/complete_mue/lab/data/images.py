@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from complete_mue.errors import FileError, ShapeError
-from complete_mue.lab.data.batches import ImageBatch, SampledPictures, caption_tokens, pixels
+from complete_mue.lab.data.batches import ImageBatch, Pictures, caption_tokens, pixels
 from complete_mue.lab.data.decoding import LARGEST_FILE, SUFFIXES, decode, resize
 from complete_mue.lab.data.documents import HubDataset, need_column
 from complete_mue.lab.data.extras import need
-from complete_mue.lab.data.item_order import Order
+from complete_mue.lab.data.item_order import Order, Shuffled
 from complete_mue.lab.data.text_files import json_lines, unpacked
 from complete_mue.layout.numbers import count
 from complete_mue.storage import LARGEST_JSON
@@ -164,8 +164,10 @@ def _stored_picture(images: Any, key: str, number: int, where: str) -> bytes:
     return value["bytes"] or _read(Path(value["path"]), LARGEST_FILE)
 
 
-class ImageData(SampledPictures):
+class ImageData(Shuffled, Pictures):
     """Batches of a collection, all pictures of one ``size``. ``frames`` makes clips out of animations."""
+
+    items: int
 
     def __init__(
         self,
@@ -181,7 +183,7 @@ class ImageData(SampledPictures):
         self.frames = frames if frames is None else count("frames", frames)
         self.image_shape = (3, *(() if frames is None else (frames,)), size, size)
         self.text_shape = (count("text_length", text_length),)
-        super().__init__(len(collection.items), rows, collection.name, **order)
+        super().__init__(len(collection.items), rows, f"{collection.name}: pictures", **order)
 
     def identity(self) -> str:
         """What the items are made of, and which of them."""

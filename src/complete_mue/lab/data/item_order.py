@@ -55,49 +55,45 @@ class Rows:
         return np.arange(first, first + self.here, dtype=np.int64)
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """Steps over ``items``, each item at most once per epoch in an order drawn from ``seed``.
+class Shuffled:
+    """Data that ends: steps over ``items``, each item at most once per epoch in an order drawn from ``seed``.
 
-    With ``epochs="single"`` a step past the end is an error; with ``"repeat"`` every epoch has its own order. The
-    items that do not fill a last batch are left out, other ones in each epoch.
+    ``rows`` are those of the global batch, which is the same for every number of ranks; ``len`` is the steps of one
+    epoch. With ``epochs="single"`` a step past the end is an error; with ``"repeat"`` every epoch has its own order.
+    The items that do not fill a last batch are left out, other ones in each epoch. ``what`` they are is for messages.
     """
 
-    items: int
-    rows: Rows
-    seed: int = 0
-    epochs: str = "single"
-    what: str = "data"
-
-    def __post_init__(self) -> None:
-        if self.epochs not in EPOCHS:
-            raise ShapeError(f"epochs = {self.epochs!r}: give one of {', '.join(EPOCHS)}")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise ShapeError(f"seed = {self.seed!r}: give a whole number")
-        if self.items < self.rows.rows:
+    def __init__(
+        self,
+        items: int,
+        rows: int,
+        what: str = "data",
+        *,
+        seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
+        epochs: str = "single",
+    ) -> None:
+        self.items, self.rows, self.seed, self.epochs, self.what = items, Rows(rows, rank, world), seed, epochs, what
+        if epochs not in EPOCHS:
+            raise ShapeError(f"epochs = {epochs!r}: give one of {', '.join(EPOCHS)}")
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise ShapeError(f"seed = {seed!r}: give a whole number")
+        if items < rows:
             raise RunError(
-                f"{self.what}: holds {self.items}, fewer than one batch of {self.rows.rows} rows; "
-                "give more data or smaller batches"
+                f"{what}: holds {items}, fewer than one batch of {rows} rows; give more data or smaller batches"
             )
+        self.steps: int | None = len(self) if epochs == "single" else None  # how long the data lasts
 
-    @classmethod
-    def over(
-        cls, items: int, rows: int, what: str, *, seed: int = 0, rank: int = 0, world: int = 1, epochs: str = "single"
-    ) -> Sampling:
-        """Batches of so many rows over the items."""
-        return cls(items, Rows(rows, rank, world), seed, epochs, what)
-
-    @property
-    def steps(self) -> int:
-        """Steps in one epoch."""
+    def __len__(self) -> int:
         return self.items // self.rows.rows
 
     def indices(self, step: int) -> NDArray[np.int64]:
         """Items of this rank's rows at ``step``."""
-        epoch, inside = divmod(count("step", step, least=0), self.steps)
+        epoch, inside = divmod(count("step", step, least=0), len(self))
         if epoch and self.epochs == "single":
             raise RunError(
-                f"{self.what}: step {step} is past the end: one epoch holds {self.steps} steps of {self.rows.rows} "
-                f'rows (0 … {self.steps - 1}); take fewer steps, give more data, or say epochs="repeat"'
+                f"{self.what}: step {step} is past the end: one epoch holds {len(self)} steps of {self.rows.rows} "
+                f'rows (0 … {len(self) - 1}); take fewer steps, give more data, or say epochs="repeat"'
             )
         return Permutation(self.items, self.seed, epoch)(self.rows.numbers(inside))

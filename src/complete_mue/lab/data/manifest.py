@@ -9,8 +9,7 @@ folder/
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -62,47 +61,53 @@ class TokenizerInfo:
 
 
 @dataclass(frozen=True)
+class Split:
+    """The shards of one split, with their sums."""
+
+    documents: Step
+    tokens: Step
+    shards: tuple[Shard, ...]
+
+    def __post_init__(self) -> None:
+        if (self.documents, self.tokens) != _sums(self.shards):
+            raise ShapeError(f"{self.documents} documents and {self.tokens} tokens are not the sums over its shards")
+        if len({shard.file for shard in self.shards}) != len(self.shards):
+            raise ShapeError("a shard is listed twice")
+
+    @classmethod
+    def of(cls, shards: Sequence[Shard]) -> Split:
+        """These shards."""
+        return cls(*_sums(shards), tuple(shards))
+
+
+def _sums(shards: Sequence[Shard]) -> tuple[int, int]:
+    return sum(shard.documents for shard in shards), sum(shard.tokens for shard in shards)
+
+
+@dataclass(frozen=True)
 class Manifest:
-    """All there is to know about a folder of prepared text."""
+    """All there is to know about a folder of prepared text: what ``manifest.json`` holds, after its header."""
 
     tokenizer: TokenizerInfo
-    splits: Mapping[str, tuple[Shard, ...]]
-    sources: tuple[Mapping[str, Any], ...]
+    dtype: str
     settings: Mapping[str, Any]
+    splits: Mapping[str, Split]
+    sources: tuple[Mapping[str, Any], ...]
 
-    @property
-    def dtype(self) -> str:
-        """Type of the ids in the shards."""
-        return self.tokenizer.dtype
-
-    def tokens(self, split: str = "train") -> int:
-        """Tokens of a split."""
-        return sum(shard.tokens for shard in self.splits.get(split, ()))
-
-    def documents(self, split: str = "train") -> int:
-        """Documents of a split."""
-        return sum(shard.documents for shard in self.splits.get(split, ()))
-
-    # -- files ----------------------------------------------------------------------------------------------------
-
-    def write(self, folder: Path) -> None:
-        """Write ``manifest.json``, whole or not at all."""
-        splits = {name: _Split(self.documents(name), self.tokens(name), rows) for name, rows in self.splits.items()}
-        sources = tuple(dict(source) for source in self.sources)
-        TEXT.finish(folder, dataclasses.asdict(_File(self.tokenizer, self.dtype, self.settings, splits, sources)))
+    def __post_init__(self) -> None:
+        if "train" not in self.splits or not set(self.splits) <= set(SPLITS):
+            raise ShapeError(f"splits must be {SPLITS[0]!r} and perhaps {SPLITS[1]!r}")
+        if self.dtype != self.tokenizer.dtype:
+            raise ShapeError(f"dtype {self.dtype!r:.80} with a vocabulary of {self.tokenizer.vocab}")
 
     @classmethod
     def read(cls, folder: str | Path) -> Manifest:
         """The manifest of a prepared folder, every field checked."""
-        found = TEXT.read(_File, Path(folder))
-        splits = {name: split.shards for name, split in found.splits.items()}
-        return cls(found.tokenizer, splits, found.sources, found.settings)
-
-    # -- what the folder holds ------------------------------------------------------------------------------------
+        return TEXT.read(cls, Path(folder))
 
     def check(self, folder: str | Path, split: str, *, verify: bool = False) -> None:
         """Every shard of ``split`` is there and has its size; with ``verify`` also its checksum."""
-        for shard in self.splits[split]:
+        for shard in self.splits[split].shards:
             size = shard.tokens * ITEM_SIZE[self.dtype]
             TEXT.check(Path(folder) / shard.file, size, shard.sha256 if verify else None)
 
@@ -116,34 +121,3 @@ class Manifest:
         if tokenizer.sha256 != self.tokenizer.sha256:
             raise FileError(f"{folder}: its tokenizer is not the one that made the data; prepare the data again")
         return tokenizer
-
-
-@dataclass(frozen=True)
-class _Split:
-    documents: Step
-    tokens: Step
-    shards: tuple[Shard, ...]
-
-    def __post_init__(self) -> None:
-        sums = sum(shard.documents for shard in self.shards), sum(shard.tokens for shard in self.shards)
-        if (self.documents, self.tokens) != sums:
-            raise ShapeError(f"{self.documents} documents and {self.tokens} tokens are not the sums over its shards")
-        if len({shard.file for shard in self.shards}) != len(self.shards):
-            raise ShapeError("a shard is listed twice")
-
-
-@dataclass(frozen=True)
-class _File:
-    """What ``manifest.json`` holds, after its header."""
-
-    tokenizer: TokenizerInfo
-    dtype: str
-    settings: Mapping[str, Any]
-    splits: Mapping[str, _Split]
-    sources: tuple[Mapping[str, Any], ...]
-
-    def __post_init__(self) -> None:
-        if "train" not in self.splits or not set(self.splits) <= set(SPLITS):
-            raise ShapeError(f"splits must be {SPLITS[0]!r} and perhaps {SPLITS[1]!r}")
-        if self.dtype != self.tokenizer.dtype:
-            raise ShapeError(f"dtype {self.dtype!r:.80} with a vocabulary of {self.tokenizer.vocab}")

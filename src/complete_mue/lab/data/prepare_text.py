@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from complete_mue.errors import FileError, ShapeError
 from complete_mue.lab.data.documents import HubDataset, Reader, open_sources
-from complete_mue.lab.data.manifest import ITEM_SIZE, Manifest, Shard, TokenizerInfo
+from complete_mue.lab.data.manifest import ITEM_SIZE, Manifest, Shard, Split, TokenizerInfo
 from complete_mue.lab.data.progress import Meter
 from complete_mue.lab.data.shard_folder import (
     MANIFEST,
@@ -32,7 +32,7 @@ from complete_mue.lab.data.shard_folder import (
     write_shard,
 )
 from complete_mue.lab.data.tokenizers import Encoded, JsonTokenizer, Tokenizer, load_tokenizer
-from complete_mue.lab.records.decode import Count, Step
+from complete_mue.lab.records.decode import Count
 from complete_mue.layout.numbers import count
 from complete_mue.storage import whole, write_json
 
@@ -72,32 +72,47 @@ def prepare(
         raise ShapeError(f"held_out = {held_out!r}: give a fraction of the documents, from 0 to below 1")
     chosen = load_tokenizer(tokenizer, end_of_text=end_of_text)
     readers = open_sources(sources, text_key=text_key, separator=separator)
-    settings = {
+    settings: dict[str, Any] = {
         "text_key": text_key, "separator": separator, "shard_tokens": shard_tokens, "held_out": float(held_out),
     }  # fmt: skip
-    with TEXT.held(out):
-        run = _Run(out, chosen, readers, settings, workers, Meter(progress, sum(reader.size for reader in readers)))
-        with run.meter:
-            if isinstance(chosen, JsonTokenizer) and chosen.dropout:
-                run.meter.note(f"{chosen.name}: its BPE dropout of {chosen.dropout:g} is left out; tokens may not vary")
-            return run.finish()
+    info = TokenizerInfo.of(chosen)
+    sources_now = tuple(reader.identity for reader in readers)
+    asked = _asked(info, settings, sources_now)
+    with TEXT.held(out), Meter(progress, sum(reader.size for reader in readers)) as meter:
+        if isinstance(chosen, JsonTokenizer) and chosen.dropout:
+            meter.note(f"{chosen.name}: its BPE dropout of {chosen.dropout:g} is left out; tokens may not vary")
+        if (out / MANIFEST).exists():
+            return _done(out, asked)
+        shards = _Run(out, chosen, info, readers, asked, workers, meter).finish()
+        if not shards["train"]:
+            names = ", ".join(reader.name for reader in readers[:3])
+            raise FileError(f"{names}: no documents in it; give text that is not empty")
+        splits = {split: Split.of(rows) for split, rows in shards.items() if rows}
+        manifest = Manifest(info, info.dtype, settings, splits, sources_now)
+        TEXT.finish(out, asdict(manifest))
+        return manifest
+
+
+def _done(out: Path, asked: dict[str, Any]) -> Manifest:
+    """A folder that is finished, if it is what is asked for."""
+    done = Manifest.read(out)
+    refuse_other_request(out, _asked(done.tokenizer, done.settings, done.sources), asked)
+    for split in done.splits:
+        done.check(out, split)
+    return done
 
 
 @dataclass
 class _Progress:
-    """What is done: shards by split with where the next document stands (source, document), documents in all."""
+    """What is done: shards by split, and how many documents there are in all, where they were counted."""
 
     asked: dict[str, Any]
     total: Count | None = None
     shards: dict[str, list[Shard]] = field(default_factory=lambda: {split: [] for split in SPLITS})
-    after: dict[str, tuple[Step, Step]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if set(self.shards) != set(SPLITS):
             raise ShapeError(f"shards are of {', '.join(self.shards)!r:.80}, not of {', '.join(SPLITS)}")
-        for shard in self.listed:
-            if shard.file not in self.after:
-                raise ShapeError(f"after says nothing of {shard.file}")
 
     @property
     def listed(self) -> list[Shard]:
@@ -112,43 +127,36 @@ class _Progress:
         write_json(folder / PROGRESS, asdict(self))
 
 
+@dataclass
 class _Run:
     """One call of ``prepare``, holding the folder."""
 
-    def __init__(
-        self,
-        out: Path,
-        tokenizer: Tokenizer,
-        readers: list[Reader],
-        settings: dict[str, Any],
-        workers: int,
-        meter: Meter,
-    ) -> None:
-        self.out, self.tokenizer, self.readers, self.settings = out, tokenizer, readers, settings
-        self.workers, self.meter = workers, meter
-        self.info = TokenizerInfo.of(tokenizer)
-        self.asked = _asked(self.info, settings, [reader.identity for reader in readers])
-        self.halved = False  # whether the one document there is gives both splits
-        self.starts: dict[int, int] = {}  # source -> number of its first document
+    out: Path
+    tokenizer: Tokenizer
+    info: TokenizerInfo
+    readers: list[Reader]
+    asked: dict[str, Any]
+    workers: int
+    meter: Meter
 
-    def finish(self) -> Manifest:
-        """Go on from what is there to the manifest."""
-        if (self.out / MANIFEST).exists():
-            done = Manifest.read(self.out)
-            refuse_other_request(self.out, _asked(done.tokenizer, done.settings, done.sources), self.asked)
-            for split in done.splits:
-                done.check(self.out, split)
-            return done
+    def finish(self) -> dict[str, list[Shard]]:
+        """Go on from what is there until all shards are written."""
         progress = self._progress()
-        self._keep_tokenizer()
-        self._write_shards(progress, self._train_documents(progress))
-        splits = {split: tuple(rows) for split, rows in progress.shards.items() if rows or split == "train"}
-        if not progress.documents:
-            names = ", ".join(reader.name for reader in self.readers[:3])
-            raise FileError(f"{names}: no documents in it; give text that is not empty")
-        manifest = Manifest(self.info, splits, tuple(reader.identity for reader in self.readers), self.settings)
-        manifest.write(self.out)
-        return manifest
+        if isinstance(self.tokenizer, JsonTokenizer):
+            with whole(self.out / TOKENIZER) as file:
+                file.write(self.tokenizer.content)
+        train = self._train_documents(progress)
+        self.meter.begin("tokenizing")
+        documents = self._documents()
+        if progress.total == 1:  # of one document, the end of its text is held out
+            documents = _halves(documents, self.asked["held_out"])
+        chunks = _chunks(islice(documents, progress.documents, None))
+        cutter = _Cutter(self.out, progress, train, ITEM_SIZE[self.info.dtype], self.asked["shard_tokens"])
+        for lengths, tokens in _tokenized(self.tokenizer, chunks, self.workers):
+            cutter.add(lengths, tokens)
+            self.meter.at(None, len(tokens))
+        cutter.close()
+        return progress.shards
 
     def _progress(self) -> _Progress:
         """What an earlier call finished, without shards that are not whole any more and those after them."""
@@ -166,85 +174,52 @@ class _Run:
         progress.shards = {split: [row for row in progress.shards[split] if row.file in names] for split in SPLITS}
         return progress
 
-    def _keep_tokenizer(self) -> None:
-        if isinstance(self.tokenizer, JsonTokenizer):
-            with whole(self.out / TOKENIZER) as file:
-                file.write(self.tokenizer.content)
-
-    # -- documents ------------------------------------------------------------------------------------------------
-
     def _train_documents(self, progress: _Progress) -> int | None:
         """How many documents come before the held-out ones; None for all. Counts them once."""
-        if not self.settings["held_out"]:
+        share = self.asked["held_out"]
+        if not share:
             return None
         if progress.total is None:
-            self.meter.start("counting")
-            progress.total = sum(1 for _ in self._documents(0, 0))
+            self.meter.begin("counting")
+            progress.total = sum(1 for _ in self._documents())
             progress.write(self.out)
-        if progress.total == 1:  # of one document, the end of its text
-            self.halved = True
+        if progress.total == 1:
             return 1
-        held: int = max(1, round(progress.total * self.settings["held_out"]))
+        held: int = max(1, round(progress.total * share))
         if held >= progress.total:
             raise ShapeError(
-                f"held_out = {self.settings['held_out']} of {progress.total} documents leaves none to train on; "
+                f"held_out = {share} of {progress.total} documents leaves none to train on; "
                 "give more documents (text files: a separator) or a smaller fraction"
             )
         return progress.total - held
 
-    def _halves(self, documents: Iterator[bytes]) -> Iterator[bytes]:
-        """A lone document as two, cut behind the line that its held-out fraction begins in."""
-        for text in documents:
-            middle = int(len(text) * (1 - self.settings["held_out"]))
-            border = 1 + (text.find(b"\n", middle) if b"\n" in text[middle:-1] else text.rfind(b"\n", 0, middle))
-            if not 0 < border < len(text):
-                raise ShapeError(
-                    f"held_out = {self.settings['held_out']} of one document without line breaks: give more text"
-                )
-            yield text[:border]
-            yield text[border:]
-
-    def _documents(self, source: int, skip: int) -> Iterator[bytes]:
-        """Documents from the ``skip``-th of ``source`` on; notes where sources start and how far reading is."""
-        passed = sum(reader.size for reader in self.readers[:source])
-        for number in range(source, len(self.readers)):
-            reader = self.readers[number]
-            documents = self._halves(reader.documents()) if self.halved else reader.documents()
-            seen = skip if number == source else 0
-            for _ in islice(documents, seen):
-                self.meter.at(passed + reader.position)
-            for text in documents:
-                seen += 1
+    def _documents(self) -> Iterator[bytes]:
+        """All documents, from the first; shows how far reading is."""
+        passed = 0
+        for reader in self.readers:
+            for text in reader.documents():
                 self.meter.at(passed + reader.position)
                 yield text
             passed += reader.size
-            self.starts[number + 1] = self.starts.get(number, 0) + seen
 
-    # -- shards ---------------------------------------------------------------------------------------------------
 
-    def _write_shards(self, progress: _Progress, train: int | None) -> None:
-        self.meter.start("tokenizing")
-        last = progress.listed[-1:]
-        source, skip = progress.after[last[0].file] if last else (0, 0)
-        self.starts = {source: progress.documents - skip}
-        cutter = _Cutter(self, progress, train)
-        chunks = _chunks(self._documents(source, skip))
-        for lengths, tokens in _tokenized(self.tokenizer, chunks, self.workers):
-            cutter.add(lengths, tokens)
-            self.meter.tokens(len(tokens))
-        cutter.close()
-
-    def place(self, document: int) -> tuple[int, int]:
-        """Where a document stands: its source, and its number there."""
-        source = max(source for source, first in self.starts.items() if first <= document)
-        return source, document - self.starts[source]
+def _halves(documents: Iterator[bytes], held_out: float) -> Iterator[bytes]:
+    """A lone document as two, cut behind the line that its held-out fraction begins in."""
+    for text in documents:
+        middle = int(len(text) * (1 - held_out))
+        border = 1 + (text.find(b"\n", middle) if b"\n" in text[middle:-1] else text.rfind(b"\n", 0, middle))
+        if not 0 < border < len(text):
+            raise ShapeError(f"held_out = {held_out} of one document without line breaks: give more text")
+        yield text[:border]
+        yield text[border:]
 
 
 class _Cutter:
     """Collects documents and writes a shard whenever enough tokens, or the last document of a split, are in."""
 
-    def __init__(self, run: _Run, progress: _Progress, train: int | None) -> None:
-        self.run, self.progress, self.train = run, progress, train
+    def __init__(self, out: Path, progress: _Progress, train: int | None, item_size: int, shard_tokens: int) -> None:
+        self.out, self.progress, self.train = out, progress, train
+        self.item_size, self.shard_tokens = item_size, shard_tokens
         self.document = progress.documents
         self.parts: list[NDArray[Any]] = []
         self.tokens = self.held = 0
@@ -258,16 +233,16 @@ class _Cutter:
         ends = np.cumsum(lengths)
         first = taken = 0  # documents and tokens of the chunk that are in shards or parts
         while first < len(lengths):
-            full = int(np.searchsorted(ends, taken + self.run.settings["shard_tokens"] - self.tokens)) + 1
+            full = int(np.searchsorted(ends, taken + self.shard_tokens - self.tokens)) + 1
             last = min(full, len(lengths))
             if self.split == "train" and self.train is not None:
                 last = min(last, first + self.train - self.document - self.held)
-            self.parts.append(tokens[taken : ends[last - 1]].astype(f"<u{ITEM_SIZE[self.run.info.dtype]}"))
+            self.parts.append(tokens[taken : ends[last - 1]].astype(f"<u{self.item_size}"))
             self.tokens += int(ends[last - 1]) - taken
             self.held += last - first
             first, taken = last, int(ends[last - 1])
             at_border = self.split == "train" and self.document + self.held == self.train
-            if self.tokens >= self.run.settings["shard_tokens"] or at_border:
+            if self.tokens >= self.shard_tokens or at_border:
                 self.close()
 
     def close(self) -> None:
@@ -275,12 +250,11 @@ class _Cutter:
         if not self.held:
             return
         rows = self.progress.shards[self.split]
-        path = self.run.out / f"{self.split}-{len(rows):05d}.bin"
+        path = self.out / f"{self.split}-{len(rows):05d}.bin"
         checksum = write_shard(path, (part.tobytes() for part in self.parts))
         rows.append(Shard(path.name, self.held, self.tokens, checksum))
         self.document += self.held
-        self.progress.after[path.name] = self.run.place(self.document)
-        self.progress.write(self.run.out)
+        self.progress.write(self.out)
         self.parts, self.tokens, self.held = [], 0, 0
 
 

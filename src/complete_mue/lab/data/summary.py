@@ -47,12 +47,8 @@ def _text(manifest: Manifest) -> dict[str, Any]:
         "checksum": tokenizer.sha256,
         "type": manifest.dtype,
     }
-    for split, shards in manifest.splits.items():
-        facts[split] = {
-            "documents": manifest.documents(split),
-            "tokens": manifest.tokens(split),
-            "shards": len(shards),
-        }
+    for name, split in manifest.splits.items():
+        facts[name] = {"documents": split.documents, "tokens": split.tokens, "shards": len(split.shards)}
     facts["sources"] = [source.get("file", "?") for source in manifest.sources]
     return facts
 

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from complete_mue.errors import FileError, MueError
-from complete_mue.lab.data.extras import need
+from complete_mue.errors import FileError
+from complete_mue.lab.data.extras import in_our_words, need
 
 BYTES = "bytes"
 END_OF_TEXT = 256
@@ -30,42 +29,13 @@ _CANNOT_ENCODE = "the tokenizer cannot encode this text; give one that knows eve
 Encoded = tuple[NDArray[np.int64], NDArray[np.uint32]]
 
 
-class Tokenizer(Protocol):
-    """What preparing, sampling and generating need of a tokenizer."""
-
-    @property
-    def name(self) -> str:
-        """How the user called it."""
-
-    @property
-    def sha256(self) -> str:
-        """Checksum of what decides the ids."""
-
-    @property
-    def vocab(self) -> int:
-        """Largest id + 1."""
-
-    @property
-    def end_of_text(self) -> int:
-        """The id that ends every document."""
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of a text, without an end."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids; ends of text are left out."""
-
-    def documents(self, texts: Sequence[bytes]) -> Encoded:
-        """Documents one after another, each with its end: (tokens of each, all tokens)."""
-
-
 @dataclass(frozen=True)
 class ByteTokenizer:
     """UTF-8 bytes are the ids; 256 ends a document."""
 
     name: str = BYTES
-    sha256: str = hashlib.sha256(b"complete_mue bytes, end of text 256").hexdigest()
-    vocab: int = END_OF_TEXT + 1
+    sha256: str = hashlib.sha256(b"complete_mue bytes, end of text 256").hexdigest()  # of what decides the ids
+    vocab: int = END_OF_TEXT + 1  # largest id + 1
     end_of_text: int = END_OF_TEXT
 
     def encode(self, text: str) -> list[int]:
@@ -77,22 +47,11 @@ class ByteTokenizer:
         return bytes(i for i in ids if 0 <= i < END_OF_TEXT).decode("utf-8", errors="replace")
 
     def documents(self, texts: Sequence[bytes]) -> Encoded:
-        """All bytes at once, then the ends at the cumulated places."""
+        """Documents one after another, each with its end: (tokens of each, all tokens)."""
         lengths = np.fromiter((len(text) + 1 for text in texts), np.int64, len(texts))
         tokens = np.frombuffer(b"\0".join([*texts, b""]), np.uint8).astype(np.uint32)
         tokens[np.cumsum(lengths) - 1] = END_OF_TEXT
         return lengths, tokens
-
-
-@contextmanager
-def _library(what: str) -> Iterator[None]:
-    """Its errors in our words. It raises plain Exception; a panic of its Rust part is not even that."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as problem:
-        raise FileError(f"{what} ({' '.join(str(problem).split())})") from None
 
 
 class JsonTokenizer:
@@ -110,7 +69,7 @@ class JsonTokenizer:
         except OSError as problem:
             raise FileError(f"{path}: {problem.strerror or problem}; give the path of a tokenizer.json") from None
         library = need("tokenizers", f"the tokenizer {path}")
-        with _library(f"{path}: not a Hugging Face tokenizer.json"):
+        with in_our_words(f"{path}: not a Hugging Face tokenizer.json"):
             self._tokenizer: Any = library.Tokenizer.from_str(self.content.decode("utf-8"))
         self.dropout: float = getattr(self._tokenizer.model, "dropout", None) or 0.0
         if self.dropout:
@@ -145,22 +104,25 @@ class JsonTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text, without special tokens."""
-        with _library(f"{self.name}: {_CANNOT_ENCODE}"):
+        with in_our_words(f"{self.name}: {_CANNOT_ENCODE}"):
             return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens left out."""
-        with _library(f"{self.name}: the tokenizer cannot turn ids into text"):
+        with in_our_words(f"{self.name}: the tokenizer cannot turn ids into text"):
             return str(self._tokenizer.decode([int(i) for i in ids if 0 <= i < self.vocab], skip_special_tokens=True))
 
     def documents(self, texts: Sequence[bytes]) -> Encoded:
         """One batch through the library, ends appended."""
         decoded = [text.decode("utf-8") for text in texts]
-        with _library(f"{self.name}: {_CANNOT_ENCODE}"):
+        with in_our_words(f"{self.name}: {_CANNOT_ENCODE}"):
             encoded = self._tokenizer.encode_batch_fast(decoded, add_special_tokens=False)
         parts = [np.array([*one.ids, self.end_of_text], np.uint32) for one in encoded]
         lengths = np.fromiter((len(part) for part in parts), np.int64, len(parts))
         return lengths, np.concatenate(parts) if parts else np.zeros(0, np.uint32)
+
+
+Tokenizer = ByteTokenizer | JsonTokenizer
 
 
 def load_tokenizer(name: str | Path, *, end_of_text: str | None = None) -> Tokenizer:
@@ -176,14 +138,7 @@ def load_tokenizer(name: str | Path, *, end_of_text: str | None = None) -> Token
         return JsonTokenizer(path.expanduser(), end_of_text=end_of_text)
     hub = need("huggingface_hub", f"the tokenizer {str(name)!r} from the hub")
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries; ours is the one line that counts
-    try:
+    advice = 'give "bytes", the path of a tokenizer.json, or a hub name such as EleutherAI/gpt-neox-20b'
+    with in_our_words(f"tokenizer {str(name)!r}: no such file here, and it cannot be fetched from the hub", advice):
         file = hub.hf_hub_download(str(name), "tokenizer.json")
-    except MueError:
-        raise
-    except Exception as problem:  # network, cache, names: many kinds
-        reason = (str(problem).strip() or type(problem).__name__).splitlines()[0]
-        raise FileError(
-            f"tokenizer {str(name)!r}: no such file here, and it cannot be fetched from the hub ({reason}); "
-            'give "bytes", the path of a tokenizer.json, or a hub name such as EleutherAI/gpt-neox-20b'
-        ) from None
     return JsonTokenizer(file, name=str(name), end_of_text=end_of_text)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from complete_mue.lab.data import StandardLibrary, TextData
+from complete_mue.lab.data.text import open_text
 from complete_mue.lab.evals.scoring import Scorer, Tick
 from complete_mue.lab.train.config import RunConfig, TextTask
 from complete_mue.lab.train.task import next_token_loss
@@ -48,9 +47,7 @@ def held_out_loss(config: RunConfig, scorer: Scorer, tick: Tick) -> HeldOut:
     """The loss of ``scorer``'s model on the held-out split of the text that ``config`` trained on."""
     assert isinstance(config.task, TextTask)
     length = config.task.sequence
-    options: dict[str, Any] = {"sequence": length, "rows": 1, "split": "held_out"}
-    source = config.task.source
-    data = StandardLibrary(**options) if source == "stdlib" else TextData(Path(source), **options)
+    data = open_text(config.task.source, sequence=length, rows=1, split="held_out")
     at_once = max(1, scorer.batch_tokens // length)
     losses: list[float] = []
     size = 0
@@ -58,8 +55,7 @@ def held_out_loss(config: RunConfig, scorer: Scorer, tick: Tick) -> HeldOut:
         tokens = data.at(np.arange(first, min(first + at_once, data.windows)))
         size += sum(len(scorer.tokenizer.decode(row[1:]).encode("utf-8")) for row in tokens.tolist())
         tokens = tokens.to(scorer.device)
-        with torch.autocast(scorer.device.type, torch.bfloat16, enabled=scorer.precision == "bfloat16"):
-            logits = scorer.model(tokens[:, :-1])
+        logits = scorer.forward(tokens[:, :-1])
         losses += [float(next_token_loss(row[None], text[None])) for row, text in zip(logits, tokens, strict=True)]
         tick(len(losses), data.windows)
     mean = sum(losses) / len(losses)

@@ -28,7 +28,6 @@ from complete_mue.lab.evals.tasks import EvalTask
 from complete_mue.storage import whole
 
 FORMAT = 1
-Questions = list[tuple[str, str]] | list[Generation]
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class TaskRequests:
     """All questions of one task to a model: (context, continuation) pairs, or texts to go on with."""
 
     task: str
-    questions: Questions
+    questions: list[Any]
 
     @property
     def checksum(self) -> str:
@@ -46,16 +45,15 @@ class TaskRequests:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; a context that several continuations share is written once."""
-        first = self.questions[0] if self.questions else None
-        if isinstance(first, Generation):
-            return {
-                "task": self.task,
-                "checksum": self.checksum,
-                "texts": [asdict(q) for q in self.questions if isinstance(q, Generation)],
-            }
-        pairs = groupby((pair for pair in self.questions if not isinstance(pair, Generation)), key=itemgetter(0))
-        grouped = [[context, [continuation for _, continuation in same]] for context, same in pairs]
-        return {"task": self.task, "checksum": self.checksum, "pairs": grouped}
+        about = {"task": self.task, "checksum": self.checksum}
+        if self._texts:
+            return {**about, "texts": [asdict(question) for question in self.questions]}
+        pairs = groupby(self.questions, key=itemgetter(0))
+        return {**about, "pairs": [[context, [text for _, text in same]] for context, same in pairs]}
+
+    @property
+    def _texts(self) -> bool:
+        return bool(self.questions) and isinstance(self.questions[0], Generation)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> TaskRequests:
@@ -71,9 +69,9 @@ class TaskRequests:
 
     def answer(self, scorer: Scorer, tick: Tick) -> list[Any]:
         """What a model answers, in order."""
-        if self.questions and isinstance(self.questions[0], Generation):
-            return list(scorer.generate(self.questions, tick))
-        return [list(answer) for answer in scorer.loglikelihoods(self.questions, tick)]  # type: ignore[arg-type]
+        if self._texts:
+            return scorer.generate(self.questions, tick)
+        return [list(answer) for answer in scorer.loglikelihoods(self.questions, tick)]
 
 
 def build(task: EvalTask, folder: Path, shots: int, limit: int | None) -> TaskRequests:

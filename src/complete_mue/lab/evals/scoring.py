@@ -6,10 +6,9 @@ never changes its result; a test compares every batch size with one forward pass
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,15 +25,6 @@ Tick = Callable[[int, int], None]  # requests done, requests in all
 PRECISIONS = ("float32", "bfloat16")
 _ENCODED_AT_ONCE = 4096
 _SCORED_AT_ONCE = 8192  # positions whose logits are float32 at one time
-
-
-class CausalModel(Protocol):
-    """Tokens [batch, tokens] -> logits [batch, tokens, vocab]; with ``past``, tokens go on from those it holds."""
-
-    layers: Any
-
-    def __call__(self, tokens: Tensor, past: Any = None, *, at: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """Next-token logits at every position, or at the rows and positions ``at``: [wanted, vocab]."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +50,14 @@ def _ignore(done: int, total: int) -> None:
 
 
 class Scorer:
-    """A model with its tokenizer. Contexts longer than ``longest`` lose their beginning, as in the harness."""
+    """A model with its tokenizer. Contexts longer than ``longest`` lose their beginning, as in the harness.
+
+    ``model(tokens, past, at=…)`` is called as ``LanguageModel`` is; ``new_cache`` makes a ``past`` for another one.
+    """
 
     def __init__(
         self,
-        model: CausalModel,
+        model: Any,
         tokenizer: Tokenizer,
         longest: int,
         *,
@@ -139,7 +132,7 @@ class Scorer:
         rows = np.repeat([row for row, _ in windows], lengths)
         wanted = np.stack([rows, np.concatenate(places), np.concatenate([window.targets for _, window in windows])])
         row, place, target = torch.from_numpy(wanted).to(self.device)
-        logits = self._forward(self._padded(batch), at=(row, place))  # [targets of all windows, vocab]
+        logits = self.forward(self._padded(batch), at=(row, place))  # [targets of all windows, vocab]
         losses, greedy = [], []
         for scores, targets in zip(logits.split(_SCORED_AT_ONCE), target.split(_SCORED_AT_ONCE), strict=True):
             losses.append(F.cross_entropy(scores.float(), targets, reduction="none"))
@@ -177,7 +170,7 @@ class Scorer:
         step = torch.tensor([prompt[:shortest] for prompt in prompts], device=self.device)
         place = shortest
         while open_rows:
-            best = self._forward(step, past)[:, -1].argmax(-1).tolist()
+            best = self.forward(step, past)[:, -1].argmax(-1).tolist()
             for row in sorted(open_rows):
                 if place < len(prompts[row]):
                     continue
@@ -204,10 +197,9 @@ class Scorer:
         """Tokens to write: at most half of what the model can hold, so that a prompt remains."""
         return max(1, min(request.most, self.longest // 2))
 
-    def _forward(self, tokens: Tensor, past: Any = None, at: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        reduced = self.precision == "bfloat16"
-        mixed = torch.autocast(self.device.type, torch.bfloat16) if reduced else contextlib.nullcontext()
-        with mixed:
+    def forward(self, tokens: Tensor, past: Any = None, at: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """The model's logits, in the precision asked for."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
             return self.model(tokens, past, at=at)
 
     def _padded(self, batch: list[Tokens]) -> Tensor:

@@ -28,7 +28,7 @@ from complete_mue.lab.models.residual_layer import (
     inside,
     multiplier,
 )
-from complete_mue.lab.nn.linear import RmsNorm, linear
+from complete_mue.lab.nn.linear import RmsNorm, embedding, linear
 from complete_mue.lab.nn.rope import picture_rotary
 from complete_mue.lab.nn.router import Routing
 from complete_mue.layout import ModelShape, Role, TensorSpec
@@ -161,10 +161,7 @@ class DiffusionTransformer(nn.Module):
             assert self.no_text is not None
             empty = self.no_text if self.replicas is None else self.no_text[:, None]
             return self.input_output * linear(torch.where(text.isnan(), empty.to(text.dtype), text), self.text_in)
-        if self.replicas is None:
-            return self.input_output * F.embedding(text, self.text_in)
-        offset = torch.arange(self.replicas, device=text.device).view(-1, 1, 1) * (self.text_vocab + 1)
-        return self.input_output * F.embedding(text + offset, self.text_in.flatten(0, 1))
+        return self.input_output * embedding(text, self.text_in)
 
     def _time(self, t: Tensor) -> Tensor:
         half = TIME_FEATURES // 2

@@ -1,4 +1,4 @@
-"""Pictures from noise: the flow dx/dt = v(x, t) from t = 0 (noise) to t = 1 (data), by Euler or Heun steps.
+"""Pictures from noise: the flow dx/dt = v(x, t) from t = 0 (noise) to t = 1 (data), by Heun steps.
 
 Axes: batch, channels, (frames,) height, width.
 """
@@ -11,19 +11,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from complete_mue.errors import ShapeError
 from complete_mue.lab.models.dit import DiffusionTransformer
 from complete_mue.layout.numbers import count
 
 Velocity = Callable[[Tensor, Tensor], Tensor]
-
-
-def euler(velocity: Velocity, x: Tensor, steps: int) -> Tensor:
-    """x_1 from x_0 by ``steps`` Euler steps: first order."""
-    times = torch.linspace(0, 1, count("steps", steps) + 1, dtype=torch.float64)
-    for t, after in itertools.pairwise(times):
-        x = x + float(after - t) * velocity(x, _time(t, x))
-    return x
 
 
 def heun(velocity: Velocity, x: Tensor, steps: int) -> Tensor:
@@ -37,9 +28,6 @@ def heun(velocity: Velocity, x: Tensor, steps: int) -> Tensor:
     return x
 
 
-SAMPLERS: dict[str, Callable[[Velocity, Tensor, int], Tensor]] = {"euler": euler, "heun": heun}
-
-
 @torch.no_grad()
 def sample(
     model: DiffusionTransformer,
@@ -48,15 +36,12 @@ def sample(
     *,
     steps: int = 50,
     guidance: float = 1.0,
-    sampler: str = "heun",
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Pictures of ``size`` for text [batch, length(, features)], with classifier-free guidance.
 
     ``guidance`` = 1 follows the text as trained; above 1, v = v_none + guidance (v_text - v_none).
     """
-    if sampler not in SAMPLERS:
-        raise ShapeError(f"sampler {sampler!r}: give one of {', '.join(SAMPLERS)}")
     weight = model.readout
     x = torch.randn(len(text), model.channels, *size, generator=generator).to(weight.device, weight.dtype)
     none = model.drop_text(text, torch.ones(len(text), dtype=torch.bool, device=text.device))
@@ -67,7 +52,7 @@ def sample(
         with_text, without = model(torch.cat([x, x]), torch.cat([t, t]), torch.cat([text, none])).chunk(2)
         return without + guidance * (with_text - without)
 
-    return SAMPLERS[sampler](velocity, x, steps)
+    return heun(velocity, x, steps)
 
 
 def _time(t: Tensor, x: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from complete_mue.lab.models.residual_layer import (
     multiplier,
 )
 from complete_mue.lab.nn.attention import KeyValues
-from complete_mue.lab.nn.linear import RmsNorm, linear
+from complete_mue.lab.nn.linear import RmsNorm, embedding, linear
 from complete_mue.lab.nn.rope import text_rotary
 from complete_mue.lab.nn.router import Routing
 from complete_mue.layout import ModelShape, Role, TensorSpec
@@ -71,7 +71,9 @@ class LanguageModel(nn.Module):
 
         ``at``, row and position of the logits that are wanted, gives [wanted, vocab] and saves the rest.
         """
-        x = self.embedding_output * self._embed(tokens)
+        if self.replicas is not None and tokens.ndim == 2:
+            tokens = tokens.expand(self.replicas, *tokens.shape)
+        x = self.embedding_output * embedding(tokens, self.embedding)
         seen = past[0].length if past else 0
         rotary = text_rotary(seen, seen + tokens.shape[-1], self.head_dim, x)
         for number, layer in enumerate(self.layers):
@@ -82,15 +84,6 @@ class LanguageModel(nn.Module):
         """Compile the layers, one for all of a kind, and the head."""
         self.run_layer.compile()
         self.run_head = torch.compile(self.run_head, dynamic=False)
-
-    def _embed(self, tokens: Tensor) -> Tensor:
-        if self.replicas is None:
-            return F.embedding(tokens, self.embedding)
-        if tokens.ndim == 2:
-            tokens = tokens.expand(self.replicas, *tokens.shape)
-        # One table of K * vocab rows, so that the backward is one scatter.
-        offset = torch.arange(self.replicas, device=tokens.device).view(-1, 1, 1) * self.vocab
-        return F.embedding(tokens + offset, self.embedding.flatten(0, 1))
 
     def tensors(self) -> tuple[TensorSpec, ...]:
         """Every parameter by name, role and axes, with what the forward multiplies it by."""

@@ -36,25 +36,13 @@ class LayerOptions(TypedDict, total=False):
 class Layer(nn.Module):
     """x + attention(norm x), then x + feed_forward(norm x); both branches carry their own multipliers."""
 
-    def __init__(
-        self,
-        block: FeedForwardSpec,
-        width: int,
-        *,
-        attention: Attention,
-        output: float,
-        route_scale: float | None,
-        router: RouterConfig,
-        kernel: str | None,
-        replicas: int | None,
-    ) -> None:
+    def __init__(self, attention: Attention, feed_forward: FeedForward) -> None:
         super().__init__()
+        width, replicas = attention.width, attention.replicas
         self.attention_norm = RmsNorm(width, replicas=replicas)
         self.attention = attention
         self.feed_forward_norm = RmsNorm(width, replicas=replicas)
-        self.feed_forward = FeedForward(
-            block, width, output=output, route_scale=route_scale, router=router, kernel=kernel, replicas=replicas
-        )
+        self.feed_forward = feed_forward
 
     def forward(
         self,
@@ -136,27 +124,23 @@ def build_layers(
     """All layers of a shape, with the plan's multipliers (1 without a plan, and the route scale a)."""
     if plan is not None and plan.shape != shape:
         raise ShapeError("the plan is for another shape: make it with transfer(reference, shape, budget)")
-    return nn.ModuleList(
-        Layer(
-            block,
+    layers = nn.ModuleList()
+    for block in shape.blocks:
+        attention = Attention(
             shape.width,
-            attention=Attention(
-                shape.width,
-                head_dim(shape),
-                scale=attention_scale if plan is None else plan.attention_scale,
-                output=multiplier(plan, Role.ATTENTION_OUT),
-                qk_norm=qk_norm,
-                causal=causal,
-                replicas=replicas,
-            ),
-            output=_block_output(plan, shape, block),
-            route_scale=_route_scale(plan, shape, block),
-            router=router,
-            kernel=kernel,
+            head_dim(shape),
+            scale=attention_scale if plan is None else plan.attention_scale,
+            output=multiplier(plan, Role.ATTENTION_OUT),
+            qk_norm=qk_norm,
+            causal=causal,
             replicas=replicas,
         )
-        for block in shape.blocks
-    )
+        output, route_scale = _multipliers(plan, shape, block)
+        feed_forward = FeedForward(
+            block, shape.width, output=output, route_scale=route_scale, router=router, kernel=kernel, replicas=replicas
+        )
+        layers.append(Layer(attention, feed_forward))
+    return layers
 
 
 def head_dim(shape: ModelShape) -> int:
@@ -169,14 +153,9 @@ def multiplier(plan: Plan | None, role: Role) -> float:
     return 1.0 if plan is None else plan.unfold().row(role).multiplier
 
 
-def _block_output(plan: Plan | None, shape: ModelShape, block: FeedForwardSpec) -> float:
+def _multipliers(plan: Plan | None, shape: ModelShape, block: FeedForwardSpec) -> tuple[float, float | None]:
+    """What a block's output is multiplied by, and the route scale where the plan gives one."""
     if plan is None:
-        return 1.0
+        return 1.0, None
     row = plan.unfold().row(Role.DENSE_DOWN if block.is_dense else Role.EXPERT_DOWN, shape.label(block))
-    return row.output * row.residual
-
-
-def _route_scale(plan: Plan | None, shape: ModelShape, block: FeedForwardSpec) -> float | None:
-    if plan is None or block.is_dense:
-        return None
-    return plan.unfold().row(Role.EXPERT_DOWN, shape.label(block)).route_scale
+    return row.output * row.residual, None if block.is_dense else row.route_scale

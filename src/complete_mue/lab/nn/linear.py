@@ -18,6 +18,15 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     return y.view(*x.shape[:-1], y.shape[-1])
 
 
+def embedding(numbers: Tensor, table: Tensor) -> Tensor:
+    """Rows of table [rows, width] by number; with replicas, numbers [K, ...] and table [K, rows, width]."""
+    if table.ndim == 2:
+        return F.embedding(numbers, table)
+    # One table of K * rows, so that the backward is one scatter.
+    offset = torch.arange(table.shape[0], device=numbers.device).view(-1, 1, 1) * table.shape[1]
+    return F.embedding(numbers + offset, table.flatten(0, 1))
+
+
 class RmsNorm(nn.Module):
     """x / rms(x) * gain, the mean in float32 at least; ``gain`` is [size], with replicas [K, size]."""
 

@@ -15,12 +15,13 @@ from torch import Tensor
 
 from complete_mue.errors import ShapeError
 
+TEXT_BASE = 10_000.0
 PICTURE_BASE = 100.0  # grids are tens of patches wide: with text's 10,000 most channels would hardly turn
 _SHORTEST = 64  # tables of text grow in powers of two from here, so that generation needs few
 
 
 def rotary_table(
-    positions: Tensor, head_dim: int, splits: Sequence[int] | None = None, base: float = 10_000.0
+    positions: Tensor, head_dim: int, splits: Sequence[int] | None = None, base: float = TEXT_BASE
 ) -> tuple[Tensor, Tensor]:
     """cos and sin, each [tokens, head_dim / 2], for positions [tokens] or [tokens, axes].
 
@@ -46,7 +47,7 @@ def rotary_table(
 def text_rotary(first: int, last: int, head_dim: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """The table of positions first … last - 1, on the device of ``like`` and in the dtype its products come in."""
     length = max(_SHORTEST, 1 << (last - 1).bit_length())
-    cos, sin = _text_table(length, head_dim, str(like.device), _product_dtype(like))
+    cos, sin = _table(0, (length,), head_dim, (head_dim,), TEXT_BASE, str(like.device), _product_dtype(like))
     return cos[first:last], sin[first:last]
 
 
@@ -57,7 +58,7 @@ def picture_rotary(
 
     Text stands before the picture on the first axis: -words … -1.
     """
-    return _picture_table(words, grid, head_dim, splits, str(like.device), _product_dtype(like))
+    return _table(words, grid, head_dim, splits, PICTURE_BASE, str(like.device), _product_dtype(like))
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -81,31 +82,21 @@ def _product_dtype(x: Tensor) -> torch.dtype:
 
 # A constant to the compiler; to eager code, a look-up. Inference mode is left so that training may use the same table.
 @torch.compiler.assume_constant_result
-def _text_table(length: int, head_dim: int, device: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    return _kept_text_table(length, head_dim, device, dtype)
+def _table(
+    words: int, grid: tuple[int, ...], head_dim: int, splits: tuple[int, ...], base: float, device: str,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    return _kept_table(words, grid, head_dim, splits, base, device, dtype)
 
 
-@torch.compiler.assume_constant_result
-def _picture_table(
-    words: int, grid: tuple[int, ...], head_dim: int, splits: tuple[int, ...], device: str, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    return _kept_picture_table(words, grid, head_dim, splits, device, dtype)
-
-
-@lru_cache(maxsize=16)
-def _kept_text_table(length: int, head_dim: int, device: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    with torch.inference_mode(False), torch.no_grad():
-        cos, sin = rotary_table(torch.arange(length, device=device), head_dim)
-        return cos.to(dtype), sin.to(dtype)
-
-
-@lru_cache(maxsize=16)
-def _kept_picture_table(
-    words: int, grid: tuple[int, ...], head_dim: int, splits: tuple[int, ...], device: str, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
+@lru_cache(maxsize=32)
+def _kept_table(
+    words: int, grid: tuple[int, ...], head_dim: int, splits: tuple[int, ...], base: float, device: str,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     with torch.inference_mode(False), torch.no_grad():
         places = torch.stack(torch.meshgrid(*(torch.arange(n, device=device) for n in grid), indexing="ij"), dim=-1)
         text = torch.zeros(words, len(grid), device=device, dtype=torch.long)
         text[:, 0] = torch.arange(-words, 0, device=device)
-        cos, sin = rotary_table(torch.cat([text, places.flatten(0, -2)]), head_dim, splits, PICTURE_BASE)
+        cos, sin = rotary_table(torch.cat([text, places.flatten(0, -2)]), head_dim, splits, base)
         return cos.to(dtype), sin.to(dtype)

@@ -20,7 +20,7 @@ def dit_tiny(layout: str = "dense") -> RunConfig:
     return RunConfig(f"dit_tiny-{layout}", task, reference, shape, reference.budget)
 
 
-def dit_proxy(layout: str = "dense", source: str = "scenes") -> RunConfig:
+def dit_proxy(layout: str = "dense") -> RunConfig:
     """The paper's diffusion proxy: width 128, 32 layers, 1024 latents per picture, batch 256, 100k steps."""
     reference = Reference(
         ModelShape(128, 32, FeedForward.dense(128), head_dim=64),
@@ -29,7 +29,7 @@ def dit_proxy(layout: str = "dense", source: str = "scenes") -> RunConfig:
     )
     shape = ModelShape(128, 32, FeedForward.parse(layout, 128 if layout == "dense" else 16), head_dim=64)
     return RunConfig(
-        f"dit_proxy-{layout}", PictureTask(source, size=32, patch=1), reference, shape, reference.budget,
+        f"dit_proxy-{layout}", PictureTask(size=32, patch=1), reference, shape, reference.budget,
         precision="bfloat16", compile=True, log_every=50, checkpoint_every=1000,
     )  # fmt: skip
 
@@ -38,14 +38,14 @@ def dit_proxy(layout: str = "dense", source: str = "scenes") -> RunConfig:
 WORKLOADS = {"256px": (16, 1, 3072), "512px": (32, 1, 768), "keyframes": (15, 8, 96), "video": (15, 30, 48)}
 
 
-def dit_large(layout: str = "128e8a4g1s", workload: str = "512px", source: str = "scenes") -> RunConfig:
+def dit_large(layout: str = "128e8a4g1s", workload: str = "512px") -> RunConfig:
     """The paper's large diffusion model on one of its four workloads: 256px, 512px, keyframes, video."""
     if workload not in WORKLOADS:
         raise RunError(f"workload {workload!r}{nearest(workload, WORKLOADS)}: give one of {', '.join(WORKLOADS)}")
     side, frames, batch = WORKLOADS[workload]
     block = FeedForward.dense(4608) if layout == "dense" else FeedForward.parse(layout, 512)
     shape = ModelShape(1024, 32, block, dense_layers=0 if block.is_dense else 2, head_dim=128)
-    task = PictureTask("sprites" if frames > 1 and source == "scenes" else source, size=side, patch=1, frames=frames)
+    task = PictureTask("sprites" if frames > 1 else "scenes", size=side, patch=1, frames=frames)
     return RunConfig(
         f"dit_large-{layout}-{workload}", task, dit_proxy().reference, shape,
         Budget(batch_tokens=batch * task.tokens_per_row(), steps=100_000), precision="bfloat16", compile=True,

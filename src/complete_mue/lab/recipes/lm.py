@@ -18,7 +18,7 @@ def lm_tiny(layout: str = "dense") -> RunConfig:
     return RunConfig(f"lm_tiny-{layout}", TextTask(sequence=128), reference, shape, reference.budget)
 
 
-def lm_proxy(layout: str = "dense", source: str = "stdlib") -> RunConfig:
+def lm_proxy(layout: str = "dense") -> RunConfig:
     """The paper's language proxy: width 128, 32 layers, 128 x 2048 tokens, 25k steps."""
     reference = Reference(
         ModelShape(128, 32, FeedForward.dense(128), head_dim=64),
@@ -27,12 +27,12 @@ def lm_proxy(layout: str = "dense", source: str = "stdlib") -> RunConfig:
     )
     shape = ModelShape(128, 32, FeedForward.parse(layout, 128 if layout == "dense" else 16), head_dim=64)
     return RunConfig(
-        f"lm_proxy-{layout}", TextTask(source, sequence=2048), reference, shape, reference.budget,
+        f"lm_proxy-{layout}", TextTask(sequence=2048), reference, shape, reference.budget,
         precision="bfloat16", compile=True, log_every=50, checkpoint_every=1000,
     )  # fmt: skip
 
 
-def lm_large(layout: str = "128e8a4g1s", source: str = "stdlib") -> RunConfig:
+def lm_large(layout: str = "128e8a4g1s") -> RunConfig:
     """The paper's large language model: width 1024, 32 layers, 0.62 B active of 6.29 B, 512 x 2048 tokens, 100k steps.
 
     ``dense`` is its twin of the same active width.
@@ -40,7 +40,7 @@ def lm_large(layout: str = "128e8a4g1s", source: str = "stdlib") -> RunConfig:
     block = FeedForward.dense(4608) if layout == "dense" else FeedForward.parse(layout, 512)
     shape = ModelShape(1024, 32, block, dense_layers=0 if block.is_dense else 2, head_dim=64)
     return RunConfig(
-        f"lm_large-{layout}", TextTask(source, sequence=2048), lm_proxy().reference, shape,
+        f"lm_large-{layout}", TextTask(sequence=2048), lm_proxy().reference, shape,
         Budget(batch_tokens=512 * 2048, steps=100_000), precision="bfloat16", compile=True,
         accumulate=micro_batches(512, 2048, dense=block.is_dense), log_every=10, checkpoint_every=1000,
     )  # fmt: skip

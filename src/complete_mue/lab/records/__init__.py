@@ -1,4 +1,4 @@
-"""What sweeps leave on disk: the one description of their files, below those who write them and those who read them.
+"""What sweeps leave on disk: one description of their files, for all code that writes or reads them.
 
 schema      the plan and the outcomes as frozen classes;  decode  JSON checked against a class
 store       where a sweep lies: a folder, or one packed file;  ledger  its records, written point by point

@@ -1,7 +1,7 @@
 """The ledger of a sweep: one record per finished point, each a file that appears whole or not at all.
 
     ledger/ID.json      what point ID gave; written once, never changed
-    claims/ID           who works on it now: a file lock that ends with its process
+    claims/ID           which process works on it now: a file lock that ends with that process
 
 Records do not depend on each other, so several processes may work on one ledger: each claims a point before it runs it,
 and a point whose owner died is free again at once.
@@ -37,10 +37,6 @@ class Ledger:
         """What a point gave; a damaged record is an error that names the file."""
         path = self._path(point)
         return outcome_of(read_record(path), point, path)
-
-    def outcomes(self) -> dict[str, Outcome]:
-        """What all points with a record gave, by id."""
-        return {point: self.read(point) for point in sorted(self.done())}
 
     def failures(self, points: Iterable[str]) -> list[str]:
         """What went wrong with those of these points that failed."""
@@ -80,7 +76,7 @@ class Ledger:
                     os.close(handle)
                     continue
                 held[point] = handle
-            # Read after claiming: who held a point before us may have entered it.
+            # Read after claiming: another process that held a point may have entered it.
             yield self.open_points(held, retry_failed=retry_failed)
         finally:
             for handle in held.values():

@@ -18,7 +18,12 @@ _FOLDERS = re.compile(r"(?<![^\s='\"])~?/(?:[^\s/'\"]+/)*")
 
 def file_stem(task: str, name: str) -> str:
     """``lm-activated``: the names of a sweep's files, one per task and figure."""
-    return f"{task}-{re.sub(r'[^A-Za-z0-9_.-]+', '-', name).strip('-.') or 'sweep'}"
+    return f"{task}-{safe_name(name)}"
+
+
+def safe_name(name: str) -> str:
+    """A sweep's name as part of a file's."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.") or "sweep"
 
 
 def pack_sweeps(places: Sequence[Path], folder: Path) -> list[Path]:

@@ -1,25 +1,8 @@
 """Where a loss curve has its minimum, what another value costs, and how well the runs tell both. All pages use this.
 
-1. Losses are averaged over seeds at each value. What a seed adds to all values alike is taken out first, by least
-   squares, so that values with different seeds can be compared.
-2. A parabola in log2 of the value is fitted by least squares to the values within 1.5 octaves of the best one: three
-   of a grid in octaves, up to seven in half octaves. In docs/results the misfit's chi squared per degree of freedom is
-   about 1 on average; over two octaves it would be about 4 (tests/report/test_misfit.py).
-3. The optimum is the parabola's minimum. The regret of a value is the parabola's height there less its minimum; outside
-   the window, the mean loss there less the minimum.
-4. Three values fix a parabola with none left to check it, and beside a cliff it dips too far. There its minimum is
-   raised to where the lines through the two values on either side meet: no convex curve runs lower.
-5. A best value at the grid's edge is open: the optimum may lie beyond, and the best value stands in.
-6. A value at which a run diverged is a wall. The window ends there, and a best value beside it is not open.
-7. Beside a wall, and where the parabola has no minimum in the window (a flat basin), the best value stands in as well,
-   and its error counts the optimum as anywhere in the window.
-8. Noise is how the runs in the window scatter around the parabola and their seeds' levels. A few seeds tell it badly,
-   so it is averaged with that of all curves of the scan by the same rules: its own variance counts by its degrees of
-   freedom, theirs as six.
-9. Errors are a bootstrap: noise is added to the means a thousand times, its variance drawn as Student's t has it, and
-   everything is estimated again, the best value included. Two errors hold 95 % of what the draws are off by.
-10. So errors hold noise alone. A curve that is no parabola moves the minimum as well, by up to 0.1 octaves in the
-    shapes of tests/report/test_coverage.py; a drift has less of it, as far as both curves are alike.
+A parabola in log2 of the value, by least squares around the best one; where that has no say (at an edge, beside a run
+that diverged, in a flat basin), the best value stands in. Errors are a bootstrap over the noise of the runs. Each step,
+with its reason, is in docs/report.md under "The estimator".
 """
 
 from __future__ import annotations
@@ -83,7 +66,7 @@ class Optimum:
 
 @dataclass(frozen=True)
 class Noise:
-    """The variance of one run's loss, and the degrees of freedom that tell it."""
+    """The variance of one run's loss, and the degrees of freedom it rests on."""
 
     variance: float
     freedom: int
@@ -261,7 +244,7 @@ def _levels(runs: Runs) -> Array:
 
 
 def _best(means: Array) -> NDArray[np.intp]:
-    """The lowest of each row; of equals, the one amid the grid."""
+    """The lowest of each row; of equals, the one nearest the grid's middle."""
     order = np.argsort(np.abs(np.arange(means.shape[1]) - (means.shape[1] - 1) / 2), kind="stable")
     return order[np.nanargmin(means[:, order], axis=1)]
 

@@ -9,11 +9,11 @@ import itertools
 import json
 from collections.abc import Sequence
 from html import escape
+from importlib.resources import files
 from typing import Any
 
 from complete_mue.lab.report.estimator import WINDOW
 from complete_mue.lab.report.labels import TASKS
-from complete_mue.lab.report.page import SCRIPT, STYLE
 from complete_mue.lab.report.pictures import Picture, pictures
 from complete_mue.lab.report.summary import Summary
 from complete_mue.lab.report.svg import marker, panel_svg, style_class
@@ -21,6 +21,7 @@ from complete_mue.lab.report.tables import Row, Table, tables
 from complete_mue.lab.report.verdict import DRIFT_GOAL, REGRET_GOAL, Line
 
 FORMAT = 1
+STYLE, SCRIPT = (files(__package__).joinpath(name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
 _READ = {"good": "Held: ", "bad": "Missed: ", "open": "Open: ", "note": "Note: "}
 
 
@@ -64,7 +65,7 @@ script-src 'unsafe-inline'; img-src data:">
 <p class="soft">{escape(about)}</p>
 {nav}</header>
 <main>{body}</main>
-<footer>Made by <code>{command}</code> of Complete-muE. All numbers are in this page as JSON, too.</footer>
+<footer>Made by <code>{command}</code> of Complete-muE. All numbers are also in this page as JSON.</footer>
 <div id="tip" aria-hidden="true"></div>
 <script type="application/json" id="report">{embedded}</script>
 <script>{SCRIPT}</script>

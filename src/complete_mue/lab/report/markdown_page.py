@@ -1,6 +1,6 @@
 """Many sweeps on one Markdown page, for a repository: verdict, overview, then axis by axis words, pictures and tables.
 
-The page may hold words of one's own: only what stands between the two markers is written,
+The page may hold text of your own: only what stands between the two markers is replaced,
 
     <!-- generated: NAME -->
     <!-- end -->
@@ -14,7 +14,7 @@ import math
 import os
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -66,9 +66,7 @@ def chapters(found: Sequence[tuple[Summary, Path]]) -> tuple[Chapter, ...]:
     return tuple(made)
 
 
-def write_article(
-    found: Sequence[tuple[Summary, Path]], page: Path, each: Callable[[Path], None] = lambda path: None
-) -> list[Path]:
+def write_article(found: Sequence[tuple[Summary, Path]], page: Path) -> list[Path]:
     """Write the page's generated part and its pictures; pictures it no longer shows are removed."""
     before = _before(page)
     made = chapters(found)
@@ -81,11 +79,9 @@ def write_article(
     for chapter in made:
         for picture in shown(chapter.summary):
             written.append(write_png(picture, folder / f"{chapter.stem}-{picture.key}.png", _COLUMNS, _DPI))
-            each(written[-1])
     text = with_generated(before, page, article(made, page))
     with whole(page) as file:
         file.write(text.encode("utf-8"))
-    each(page)
     for name in re.findall(rf"\]\({re.escape(folder.name)}/([^)/]+\.png)\)", generated(before, page) or ""):
         if folder / name not in written:
             (folder / name).unlink(missing_ok=True)

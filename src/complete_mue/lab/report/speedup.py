@@ -12,8 +12,14 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from complete_mue.errors import RunError
+
+Array = NDArray[Any]
 
 _CELL = 0.01  # finest resolution in log step; finer data is averaged first
 _BANDWIDTH = 0.1  # of the smoothing, in log step
@@ -48,20 +54,15 @@ def speedup_curves(
     ``steps`` are the times of the losses (for means over bins: the bins' middles); ``stable`` is the first and
     one past the last step at full learning rate, of both runs or as a pair, one for each.
     """
-    first, second = stable
-    phases = (first, second) if isinstance(first, tuple) and isinstance(second, tuple) else (stable, stable)
-    a = _smooth(steps_a, losses_a, phases[0])
-    b = _smooth(steps_b, losses_b, phases[1])
-    if len(a) < 2 or len(b) < 2:
+    phases = np.broadcast_to(np.array(stable), (2, 2))
+    (at_a, a), (at_b, b) = _smooth(steps_a, losses_a, phases[0]), _smooth(steps_b, losses_b, phases[1])
+    if len(a) < 2 or len(b) < 2 or min(a[0], b[0]) <= max(a[-1], b[-1]):
         return Speedup((), (), (), ())
-    top, bottom = min(a[0][1], b[0][1]), max(a[-1][1], b[-1][1])
-    if top <= bottom:
-        return Speedup((), (), (), ())
+    top, bottom = min(a[0], b[0]), max(a[-1], b[-1])
     margin = _MARGIN * (top - bottom)
-    top, bottom = top - margin, bottom + margin
-    levels = tuple(top + (bottom - top) * i / (_LEVELS - 1) for i in range(_LEVELS))
-    reference, target = tuple(_reached(a, y) for y in levels), tuple(_reached(b, y) for y in levels)
-    return Speedup(levels, tuple(r / t for r, t in zip(reference, target, strict=True)), reference, target)
+    levels = np.linspace(top - margin, bottom + margin, _LEVELS)
+    reference, target = _reached(at_a, a, levels), _reached(at_b, b, levels)
+    return Speedup(*(tuple(found.tolist()) for found in (levels, reference / target, reference, target)))
 
 
 def bin_middles(ends: Sequence[int]) -> tuple[float, ...]:
@@ -69,47 +70,30 @@ def bin_middles(ends: Sequence[int]) -> tuple[float, ...]:
     return tuple((start + end) / 2 for start, end in zip((0, *ends), ends, strict=False))
 
 
-def _smooth(steps: Sequence[float], losses: Sequence[float], stable: object) -> list[tuple[float, float]]:
-    """(log step, loss), smoothed by local lines and made to fall: the least loss reached so far."""
+def _smooth(steps: Sequence[float], losses: Sequence[float], stable: Array) -> tuple[Array, Array]:
+    """Log steps and losses, smoothed by local lines and made to fall: the least loss reached so far."""
     if len(steps) != len(losses):
         raise RunError(f"{len(steps)} steps with {len(losses)} losses: give one loss for each step")
-    assert isinstance(stable, tuple)
-    cells: dict[int, list[tuple[float, float]]] = {}
-    for step, loss in zip(steps, losses, strict=True):
-        if stable[0] <= step < stable[1] and step > 0 and math.isfinite(loss):
-            cells.setdefault(math.floor(math.log(step) / _CELL), []).append((math.log(step), loss))
-    points = [
-        (statistics.fmean(x for x, _ in cell), statistics.fmean(y for _, y in cell), len(cell))
-        for _, cell in sorted(cells.items())
-    ]
-    falling: list[tuple[float, float]] = []
-    start = 0
-    for at, _, _ in points:
-        while points[start][0] < at - 4 * _BANDWIDTH:
-            start += 1
-        loss = _local_line(points, start, at)
-        if not falling or loss < falling[-1][1]:
-            falling.append((at, loss))
-    return falling
+    at, loss = np.array(steps, dtype=float), np.array(losses, dtype=float)
+    kept = (stable[0] <= at) & (at < stable[1]) & (at > 0) & np.isfinite(loss)
+    x, y = np.log(at[kept]), loss[kept]
+    _, cell, count = np.unique(np.floor(x / _CELL), return_inverse=True, return_counts=True)
+    x, y = (np.bincount(cell, weights=values) / count for values in (x, y))
+    smooth = _local_lines(x, y, count)
+    falls = smooth < np.concatenate([[math.inf], np.minimum.accumulate(smooth)[:-1]])
+    return x[falls], smooth[falls]
 
 
-def _local_line(points: list[tuple[float, float, int]], start: int, at: float) -> float:
-    w0 = w1 = w2 = y0 = y1 = 0.0
-    for x, y, n in points[start:]:
-        d = x - at
-        if d > 4 * _BANDWIDTH:
-            break
-        w = n * math.exp(-0.5 * (d / _BANDWIDTH) ** 2)
-        w0, w1, w2, y0, y1 = w0 + w, w1 + w * d, w2 + w * d * d, y0 + w * y, y1 + w * d * y
+def _local_lines(x: Array, y: Array, count: Array) -> Array:
+    """At every x the height of the line through the points around it, those nearby counting most."""
+    d = x - x[:, None]
+    w = np.where(np.abs(d) <= 4 * _BANDWIDTH, count * np.exp(-0.5 * (d / _BANDWIDTH) ** 2), 0.0)
+    w0, w1, w2, y0, y1 = (part.sum(axis=1) for part in (w, w * d, w * d * d, w * y, w * d * y))
     spread = w0 * w2 - w1 * w1
-    return (w2 * y0 - w1 * y1) / spread if spread > 1e-9 * w0 * w0 * _BANDWIDTH**2 else y0 / w0
+    lone = spread <= 1e-9 * w0 * w0 * _BANDWIDTH**2
+    return np.where(lone, y0 / w0, (w2 * y0 - w1 * y1) / np.where(lone, 1.0, spread))
 
 
-def _reached(falling: list[tuple[float, float]], level: float) -> float:
-    """The step at which the falling curve comes down to ``level``, between its points by a line in log step."""
-    low, high = 0, len(falling) - 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if falling[middle][1] > level else (low, middle)
-    (x0, y0), (x1, y1) = falling[low], falling[high]
-    return math.exp(x0 + (x1 - x0) * (y0 - level) / (y0 - y1))
+def _reached(x: Array, falling: Array, levels: Array) -> Array:
+    """The steps at which the falling curve comes down to ``levels``, between its points by lines in log step."""
+    return np.exp(np.interp(levels, falling[::-1], x[::-1]))

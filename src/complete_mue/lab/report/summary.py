@@ -193,7 +193,7 @@ def _progress_lines(progress: Progress) -> list[Line]:
 
 
 def _off_grid_lines(scans: Sequence[Scan], runs: Sequence[TransferredRun]) -> list[Line]:
-    """A tuned value that was not scanned: `mue sweep` always scans it, a grid of one's own may not."""
+    """A tuned value that was not scanned: `mue sweep` always scans it, a custom grid may not."""
     if runs or not scans:
         return []
     values = ", ".join(f"{label(scan.hyper)} {scan.tuned:.3g}" for scan in scans)

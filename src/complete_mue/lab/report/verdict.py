@@ -191,7 +191,7 @@ def verdict_line(curve: Curve, where: str) -> Line:
 
 
 def kind_of(group: Sequence[Curve]) -> str:
-    """good: all held; bad: none did, and not for want of evidence."""
+    """good: all held; bad: none did, and not for lack of evidence."""
     if all(curve.held for curve in group):
         return "good"
     missed = any(curve.status == "missed" for curve in group)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from complete_mue.errors import FileError
+from complete_mue.lab.records.pack import safe_name
 from complete_mue.lab.report.html_page import report_dict, report_html
 from complete_mue.lab.report.labels import code
 from complete_mue.lab.report.pictures import pictures
@@ -27,23 +27,15 @@ def report_markdown(summaries: Sequence[Summary]) -> str:
     return "\n".join(parts)
 
 
-def write_report(
-    summaries: Sequence[Summary], folder: Path, each: Callable[[Path], None] = lambda path: None
-) -> list[Path]:
-    """Write all files into ``folder`` (made if missing); ``each`` hears of every file written."""
+def write_report(summaries: Sequence[Summary], folder: Path) -> list[Path]:
+    """Write all files into ``folder`` (made if missing)."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         remove_parts(folder)
     except OSError as problem:
         raise FileError(f"{folder}: {problem.strerror}; give --out a folder that can be written") from None
-    written: list[Path] = []
-
-    def done(path: Path) -> None:
-        written.append(path)
-        each(path)
-
     write_json(folder / "report.json", report_dict(summaries))
-    done(folder / "report.json")
+    written = [folder / "report.json"]
     texts = {
         "report.html": report_html(summaries),
         "report.md": report_markdown(summaries),
@@ -52,16 +44,16 @@ def write_report(
     for name, text in texts.items():
         with whole(folder / name) as file:
             file.write(text.encode("utf-8"))
-        done(folder / name)
+        written.append(folder / name)
     if can_plot():
         for number, summary in enumerate(summaries):
             for picture in pictures(summary):
-                done(write_png(picture, folder / f"report-{_file_name(summary, number, summaries)}-{picture.key}.png"))
+                name = f"report-{_file_name(summary, number, summaries)}-{picture.key}.png"
+                written.append(write_png(picture, folder / name))
     return written
 
 
 def _file_name(summary: Summary, number: int, summaries: Sequence[Summary]) -> str:
     """The sweep's name, made safe for a file; numbered where two sweeps share it."""
-    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", summary.name).strip("-.") or "sweep"
     same = [other for other in summaries if other.name == summary.name]
-    return f"{name}-{number + 1}" if len(same) > 1 else name
+    return safe_name(summary.name) + (f"-{number + 1}" if len(same) > 1 else "")

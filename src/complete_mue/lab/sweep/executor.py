@@ -1,7 +1,7 @@
 """Where groups of points train: in this process, in worker processes, or on a Ray cluster.
 
-An executor takes jobs and tells what became of them; who runs the sweep alone reads and writes the ledger, so a worker
-that dies, or a node that is lost, takes nothing with it but the work it had not finished.
+An executor takes jobs and reports what became of them. Only the sweep's own process reads and writes the ledger, so a
+worker that dies, or a node that is lost, takes nothing with it but the work it had not finished.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import queue
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
@@ -77,7 +77,7 @@ class Executor(Protocol):
         """Take a job."""
 
     def events(self, timeout: float) -> list[Event]:
-        """What happened; waits for something at most so many seconds."""
+        """What happened; waits at most ``timeout`` seconds for the first event."""
 
     def close(self) -> None:
         """End all work, finished or not."""
@@ -116,9 +116,8 @@ class Here:
 class Processes:
     """Worker processes with one thread each: on small models, two such beat one process with two threads."""
 
-    def __init__(self, workers: int, *, threads: int = 1) -> None:
+    def __init__(self, workers: int) -> None:
         self._context = multiprocessing.get_context("spawn")
-        self._threads = threads
         self._workers = count("workers", workers)
         self._idle: list[_Worker] = []
         self._busy: dict[Connection, _Worker] = {}
@@ -141,7 +140,7 @@ class Processes:
         self._busy[worker.pipe] = worker
 
     def events(self, timeout: float) -> list[Event]:
-        """What the workers say, and who is gone."""
+        """What the workers report, and which of them died."""
         found: list[Event] = []
         for pipe in wait(list(self._busy), timeout) if self._busy else ():
             assert isinstance(pipe, Connection)
@@ -172,9 +171,8 @@ class Processes:
 
     def _spawn(self) -> _Worker:
         ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=_serve, args=(theirs, self._threads), daemon=True)
-        with _environment(OMP_NUM_THREADS=str(self._threads)):
-            process.start()
+        process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
+        process.start()
         theirs.close()
         return _Worker(process, ours)
 
@@ -186,17 +184,18 @@ class _Worker:
     job: int = -1
 
 
-def _serve(pipe: Connection, threads: int) -> None:
+def _serve(pipe: Connection) -> None:
     """A worker process: job after job, until the other end of the pipe is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who runs the sweep
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the sweep's own process
+    os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is loaded, which is not yet
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     with suppress(EOFError, OSError):
         while True:
-            _perform(pipe.recv(), threads, pipe.send)
+            _perform(pipe.recv(), 1, pipe.send)
 
 
 def _leave_with_parent() -> None:
-    """A worker whose sweep was killed does not train on: nobody would hear of it."""
+    """A worker whose sweep was killed stops training: nobody would learn of the result."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -209,7 +208,7 @@ def _perform(job: Job, threads: int | None, tell: Callable[[Event], None]) -> No
 
 
 def performed(job: Job, threads: int | None, tell: Callable[[Advanced], None]) -> Finished | Failed:
-    """What a job gave; ``tell`` hears of its progress."""
+    """What a job gave; its progress goes to ``tell``."""
     from complete_mue.lab.sweep.worker import failure, work
 
     def report(step: int, losses: Sequence[float]) -> None:
@@ -223,17 +222,3 @@ def performed(job: Job, threads: int | None, tell: Callable[[Advanced], None]) -
         if os.environ.get("MUE_TRACEBACK") and not isinstance(problem, OSError):
             traceback.print_exc()
         return Failed(job.number, failure(problem))
-
-
-@contextmanager
-def _environment(**values: str) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

@@ -1,8 +1,8 @@
 """The paper's figures as named sweeps, at four scales.
 
-tiny    minutes on two CPU cores; a look, not evidence
+tiny    minutes on two CPU cores; a glance, not evidence
 small   one GPU: width 128, four layers, 16k tokens per step, 2000 steps, three seeds
-medium  one GPU, ten times as dear: width 256, eight layers, 64k tokens per step in rows of 512, 2000 steps, two seeds
+medium  one GPU, ten times the cost: width 256, eight layers, 64k tokens per step in rows of 512, 2000 steps, two seeds
 paper   the paper's proxies: 32 layers, 25k steps (language), 100k (diffusion)
 """
 
@@ -19,7 +19,7 @@ from complete_mue.lab.records.schema import TASKS, Place
 from complete_mue.lab.sweep.grid import Scan, Sweep, Target
 from complete_mue.lab.sweep.hypers import Hyper
 from complete_mue.lab.train.config import RunConfig, override
-from complete_mue.layout import FeedForward, Reference
+from complete_mue.layout import Reference
 from complete_mue.rules import DEFAULT_RULES
 
 SCALES = ("tiny", "small", "medium", "paper")
@@ -127,9 +127,3 @@ def figure(
 def _target(base: RunConfig, model: Model) -> Target:
     config = dataclasses.replace(base, shape=model.shape, budget=model.budget)
     return Target(model.name, model.x, config, tuple(Place(*axis) for axis in model.axes))
-
-
-def with_layout(base: RunConfig, name: str, layout: str, x: float | None = None) -> Target:
-    """The base's run with another feed-forward block."""
-    shape = dataclasses.replace(base.shape, feed_forward=FeedForward.parse(layout))
-    return Target(name, x, dataclasses.replace(base, shape=shape))

@@ -121,12 +121,9 @@ class Sweep:
         tasks = [target.config.task for target in self.targets]
         return {task.source: task.data for task in tasks if task.data}
 
+    @cached_property
     def points(self) -> tuple[SweepPoint, ...]:
         """Every run once, also where several scans share it."""
-        return self._points
-
-    @cached_property
-    def _points(self) -> tuple[SweepPoint, ...]:
         found: dict[str, SweepPoint] = {}
         for scan in self.scans:
             roles = Hyper.parse(scan.hyper).roles
@@ -160,7 +157,7 @@ class Sweep:
             request=request,
             reference=TunedReference(self.reference.name, {name: Hyper.parse(name).of(tuned) for name in names}),
             targets=tuple(target.planned for target in self.targets),
-            points=tuple(planned for point in self.points() for planned in point.planned),
+            points=tuple(planned for point in self.points for planned in point.planned),
         )
 
 
@@ -173,7 +170,7 @@ def pinned_sweep(sweep: Sweep) -> Sweep:
 def _pinned_target(target: Target) -> Target:
     try:
         identity(target.config.task)
-    except MueError:  # who trains it will say what is wrong
+    except MueError:  # whoever trains it will say what is wrong
         return target
     return dataclasses.replace(target, config=pinned(target.config))
 

@@ -52,7 +52,7 @@ class Launch:
             known=self.known, trust_known=self.trust_known, retry_failed=retry_failed, show=show, warn=warn,
             replicas=lambda point: self.replicas or replicas_that_fit(point.config, device, workers=self.workers or 1),
         )  # fmt: skip
-        return [point.id for point in sweep.points()]
+        return [point.id for point in sweep.points]
 
     def pick_executor(self, *, gpu: bool) -> Executor:
         """The executor of this name."""

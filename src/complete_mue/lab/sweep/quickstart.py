@@ -93,7 +93,7 @@ class Found:
     @property
     def held(self) -> bool:
         """Missed is an optimum that is far off, if that costs something: in a flat basin its place means nothing. A run
-        that diverges at the transferred value is a miss, too."""
+        that diverges at the transferred value is a miss as well."""
         return self.cost <= COST_LIMIT or (abs(self.drift) <= DRIFT_LIMIT and math.isfinite(self.cost))
 
 
@@ -118,7 +118,7 @@ def _found(curve: Curve) -> Found:
 
 
 def worst_along(summary: Summary) -> dict[str, dict[str, Found]]:
-    """Axis -> rule set -> the model along that axis that speaks for it: one that missed, else the dearest."""
+    """Axis -> rule set -> the model along that axis that speaks for it: one that missed, else the costliest."""
     every = found_by(summary)
     worst: dict[str, dict[str, Found]] = {}
     for axis in dict.fromkeys(place.title for target in summary.targets for place in target.places):

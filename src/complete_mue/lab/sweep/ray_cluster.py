@@ -11,9 +11,9 @@ from complete_mue.lab.sweep.executor import Advanced, Event, Failed, Finished, J
 
 
 class RayCluster:
-    """One task per job, each on one CPU core or one GPU. A task whose worker or node is lost is told as lost.
+    """One task per job, each on one CPU core or one GPU. A task whose worker or node dies is reported as lost.
 
-    Ray's own retries are off: who runs the sweep decides what runs again, as with every executor.
+    Ray's own retries are off: the sweep decides what runs again, as with every executor.
     """
 
     def __init__(self, address: str | None = None, *, gpu: bool = False) -> None:

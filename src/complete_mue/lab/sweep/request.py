@@ -5,17 +5,17 @@ Loads torch only to make the sweep: a finished one is recognised without.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from complete_mue.errors import FileError, MueError, RunError
+from complete_mue.errors import MueError, RunError
 from complete_mue.lab.data.digest import identity_now
 from complete_mue.lab.records import Ledger, read_sweep
 from complete_mue.lab.records.store import SWEEP_FILE
 from complete_mue.rules import DEFAULT_RULES
+from complete_mue.storage import sha256
 
 if TYPE_CHECKING:
     from complete_mue.lab.sweep.grid import Sweep
@@ -61,8 +61,9 @@ class SweepRequest:
     def to_dict(self) -> dict[str, Any]:
         """Plain data, the same for the same question: files count by what they hold."""
         return {
-            "figure": _digest(self.figure) if self.from_file else self.figure, "task": self.task, "scale": self.scale,
-            "reference": _digest(self.reference) if self.reference else None, "rules": self.rules,
+            "figure": sha256(Path(self.figure)) if self.from_file else self.figure,
+            "task": self.task, "scale": self.scale,
+            "reference": sha256(self.reference) if self.reference else None, "rules": self.rules,
             "hyper": self.hypers, "seeds": self.seeds,
             "span": list(self.span) if isinstance(self.span, tuple) else self.span, "per_octave": self.per_octave,
             "set": self.overrides,
@@ -120,10 +121,3 @@ def refuse_failures(folder: Path, points: Sequence[str], again: str) -> None:
             f"{len(failures)} of {len(points)} runs failed, the first with: {failures[0]}; once that is fixed, "
             f"{again} runs them again"
         )
-
-
-def _digest(path: Path | str) -> str:
-    try:
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    except OSError as problem:
-        raise FileError(f"{path}: {problem.strerror}") from None

@@ -29,7 +29,7 @@ from complete_mue.lab.sweep.grid import Sweep, SweepPoint, fusible, pinned_sweep
 from complete_mue.lab.train.task import build
 from complete_mue.storage import open_lock, remove_parts, write_json
 
-_MOST_LOSSES = 5  # a point whose worker died so often is entered as failed
+_MOST_LOSSES = 5  # a point whose worker died this many times is entered as failed
 _WAIT = 0.2
 
 
@@ -155,7 +155,7 @@ class Takeover:
     """Other sweeps, whose finished points need not run again."""
 
     others: list[StoredSweep]
-    trusted: bool  # take older records, too, which name their data by path alone
+    trusted: bool  # also take older records, which name their data by path alone
     warn: Callable[[str], None]
     _told: bool = False
 
@@ -193,7 +193,7 @@ class _Runner:
     ) -> None:  # fmt: skip
         self.ledger, self.known, self.executor = ledger, known, executor
         self.retry_failed, self.show = retry_failed, show
-        self.points = {point.id: point for point in sweep.points()}
+        self.points = {point.id: point for point in sweep.points}
         self.known.take(ledger, list(self.points.values()))
         missing = set(ledger.open_points(self.points, retry_failed=retry_failed))
         groups = [

@@ -1,18 +1,4 @@
-"""A sweep of one's own, as a TOML file: a recipe, targets as overrides of it, and what to scan.
-
-name = "mine"
-recipe = "lm_tiny"                          # the dense reference
-overrides = ["budget.steps=200"]
-rules = ["complete_mue", "sp"]
-seeds = 2
-
-[scan]
-lr = [2e-3, 4e-3, 8e-3, 16e-3]
-
-[targets]
-"16e4a" = ["shape.feed_forward=16e4a@16"]
-wide = ["shape.width=128"]
-"""
+"""A sweep of your own, as a TOML file: a recipe, targets as overrides of it, and what to scan; see docs/sweep.md."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from complete_mue.errors import RunError
 from complete_mue.lab.records import StoredSweep, read_sweep
@@ -54,55 +55,43 @@ class Tuned:
 
     @property
     def doubts(self) -> list[str]:
-        """Why the optimum is not to be relied on; empty where it is."""
+        """Why the optimum cannot be relied on; empty where it can."""
         edge = self.optimum.open
         return [f"OPEN: the best value is at the {edge} edge of the grid"] if edge else doubts(self.curve)
 
 
 def tune(
-    base: RunConfig,
-    folder: Path,
-    run: RunSweep,
-    *,
-    scale: str = "custom",
-    hypers: Sequence[str] = (*HYPERS, "lr"),
-    span: int = 4,
-    per_octave: int = 1,
-    seeds: Sequence[int] = (0, 1),
+    base: RunConfig, folder: Path, run: RunSweep, hypers: Sequence[str] = (*HYPERS, "lr"), **grid: Any
 ) -> tuple[Reference, list[Tuned]]:
-    """Scan ``hypers`` in turn around the base's values; ``run`` trains a sweep in a folder. Writes reference.toml."""
-    first_scans(base, scale=scale, hypers=hypers, span=span, per_octave=per_octave, seeds=seeds)
+    """Scan ``hypers`` in turn around the base's values; ``run`` trains a sweep in a folder. Writes reference.toml.
+
+    ``grid`` is what ``first_scans`` takes.
+    """
     found: list[Tuned] = []
     for number, hyper in enumerate(hypers, start=1):
-        sweep = _first(base, hypers, number, scale, span, per_octave, seeds)
+        sweep = first_scans(base, hypers, **grid)[number - 1]
         tuned = _scan(sweep, hyper, folder / f"{number}-{hyper}", run)
         found.append(tuned)
         value = float(f"{tuned.optimum.value:.{_DIGITS}g}")
-        given = base.reference
-        base = dataclasses.replace(base, reference=Hyper.parse(hyper).put(given, value))
+        base = dataclasses.replace(base, reference=Hyper.parse(hyper).put(base.reference, value))
     with whole(folder / "reference.toml") as file:
         file.write(reference_toml(base.reference, _evidence(found)).encode("utf-8"))
     return base.reference, found
 
 
 def first_scans(
-    base: RunConfig, *, scale: str, hypers: Sequence[str], span: int, per_octave: int, seeds: Sequence[int]
-) -> list[Sweep]:
-    """What ``tune`` would scan if every scan found the value it starts from."""
-    for hyper in hypers:
-        Hyper.parse(hyper)
-    return [_first(base, hypers, number, scale, span, per_octave, seeds) for number in range(1, len(hypers) + 1)]
-
-
-def _first(
-    base: RunConfig, hypers: Sequence[str], number: int, scale: str, span: int, per_octave: int, seeds: Sequence[int]
-) -> Sweep:
-    """The scan of that number, as it begins; a second look at a hyperparameter is a narrower one."""
-    hyper = hypers[number - 1]
-    span = min(span, 2) if hyper in hypers[: number - 1] else span
-    scan = Scan(hyper, octaves(Hyper.parse(hyper).of(base.reference), span, per_octave))
-    title, targets = f"Tuning {hyper} of the dense reference", (Target("dense", None, base),)
-    return Sweep(f"tune-{number}-{hyper}", title, hyper, scale, targets, (scan,), seeds=tuple(seeds))
+    base: RunConfig, hypers: Sequence[str], *, scale: str = "custom", span: int = 4, per_octave: int = 1,
+    seeds: Sequence[int] = (0, 1),
+) -> list[Sweep]:  # fmt: skip
+    """What ``tune`` scans if every scan finds the value it starts from; a second look at a hyperparameter is a narrower
+    one."""
+    found = []
+    for number, hyper in enumerate(hypers, start=1):
+        reach = min(span, 2) if hyper in hypers[: number - 1] else span
+        scan = Scan(hyper, octaves(Hyper.parse(hyper).of(base.reference), reach, per_octave))
+        title, targets = f"Tuning {hyper} of the dense reference", (Target("dense", None, base),)
+        found.append(Sweep(f"tune-{number}-{hyper}", title, hyper, scale, targets, (scan,), seeds=tuple(seeds)))
+    return found
 
 
 def _scan(sweep: Sweep, hyper: str, folder: Path, run: RunSweep) -> Tuned:
@@ -121,7 +110,7 @@ def _scan(sweep: Sweep, hyper: str, folder: Path, run: RunSweep) -> Tuned:
             values = (*values, *(values[-1] * 2**k for k in range(1, _WIDENED + 1)))
         sweep = dataclasses.replace(sweep, scans=(Scan(hyper, values),))
     assert optimum is not None
-    return Tuned(hyper, curve, optimum, folder, len(sweep.points()))
+    return Tuned(hyper, curve, optimum, folder, len(sweep.points))
 
 
 def _curve(sweep: StoredSweep, hyper: str) -> Curve:

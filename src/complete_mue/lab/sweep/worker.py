@@ -12,7 +12,7 @@ from complete_mue.lab.sweep.fused import FusedResult, train_fused
 from complete_mue.lab.train.config import RunConfig, pinned
 from complete_mue.lab.train.schedule import last_window
 
-BINS = 100  # a record's loss curve is the mean over at most so many spans of steps
+BINS = 100  # a record's loss curve is the mean over at most this many spans of steps
 FIRST = 100  # and its first losses one by one
 
 Progress = Callable[[int, list[float]], None]

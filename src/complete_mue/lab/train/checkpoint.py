@@ -31,7 +31,7 @@ from complete_mue.lab.train.parallel import ALONE, Ranks, local
 from complete_mue.lab.train.sharded_tensors import KINDS, Part, Pieces, written_here
 from complete_mue.storage import inner_folder, read_json, sha256
 
-__all__ = ["Checkpoint", "load_newest", "read", "save"]
+__all__ = ["Checkpoint", "load_newest", "save"]
 
 _FILES = ("model.safetensors", "optimizer.safetensors")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -200,18 +200,7 @@ def load_newest(
     return 0
 
 
-def read(checkpoint: Checkpoint, config: RunConfig | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """A checkpoint's whole tensors after checking its sums; a config that differs is an error, damage a signal to go
-    on.
-    """
-    weights, moments = _opened(checkpoint, config, ALONE)
-    try:
-        return weights.whole(), moments.whole()
-    except SIGNS as problem:
-        raise Damaged.by(problem) from None
-
-
-def _opened(checkpoint: Checkpoint, config: RunConfig | None, ranks: Ranks) -> tuple[Pieces, Pieces]:
+def _opened(checkpoint: Checkpoint, config: RunConfig, ranks: Ranks) -> tuple[Pieces, Pieces]:
     """Weights and moments of a checkpoint whose files have their sums; each rank checks its share of them."""
     try:
         state = checkpoint.state()
@@ -222,7 +211,7 @@ def _opened(checkpoint: Checkpoint, config: RunConfig | None, ranks: Ranks) -> t
         opened = [Pieces(checkpoint.folder, found) for found in of_kind]
     except (*SIGNS, MueError) as problem:
         raise Damaged.by(problem) from None
-    if config is not None and not config.is_known_as(known):
+    if not config.is_known_as(known):
         refuse_other_data(str(checkpoint.folder), config, data)
         raise RunError(
             f"{checkpoint.folder} belongs to another config: resume with the one it was started with, "

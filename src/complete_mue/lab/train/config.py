@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -85,6 +86,11 @@ def _check_data(source: str, epochs: str, data: str) -> None:
         raise RunError(f"task.data = {data!r}: leave it out, or give what `mue data show` says of a folder")
 
 
+_CHOICES = {
+    "betas": ("transfer", "hold"), "precision": ("float32", "bfloat16"), "attention": ("auto", "cudnn", "flash"),
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """Everything a run depends on."""
@@ -130,14 +136,11 @@ class RunConfig:
         for name in ("compile", "qk_norm"):
             if not isinstance(getattr(self, name), bool):
                 raise RunError(f"{name} = {getattr(self, name)!r}: give true or false")
-        if self.betas not in ("transfer", "hold"):
-            raise RunError(f"betas = {self.betas!r}: give 'transfer' or 'hold'")
+        for name, allowed in _CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise RunError(f"{name} = {getattr(self, name)!r}: give one of {', '.join(allowed)}")
         if real("warmup", self.warmup, positive=False) >= 1:
             raise RunError(f"warmup = {self.warmup}: give a fraction of the steps, from 0 up to, not including, 1")
-        if self.precision not in ("float32", "bfloat16"):
-            raise RunError(f"precision = {self.precision!r}: give 'float32' or 'bfloat16'")
-        if self.attention not in ("auto", "cudnn", "flash"):
-            raise RunError(f"attention = {self.attention!r}: give 'auto', 'cudnn' or 'flash'")
         if count("recompute", self.recompute, least=0) > self.shape.depth:
             raise RunError(f"recompute = {self.recompute}: give at most shape.depth = {self.shape.depth} layers")
         if self.budget.batch_tokens % (self.task.tokens_per_row() * self.accumulate):
@@ -146,7 +149,7 @@ class RunConfig:
                 f"{self.task.tokens_per_row()} tokens per row times accumulate = {self.accumulate}"
             )
 
-    @property
+    @cached_property
     def plan(self) -> Plan:
         """The hyperparameters, from the reference; never typed in."""
         return transfer(self.reference, self.shape, self.budget, rules=self.rules, betas=self.betas)

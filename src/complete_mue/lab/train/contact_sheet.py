@@ -30,27 +30,21 @@ def grid(clips: Tensor) -> list[Frame]:
     return list(side.repeat(larger, axis=1).repeat(larger, axis=2))
 
 
-def write_png(frame: Frame, path: Path) -> None:
-    """One picture."""
-    from PIL import Image
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with whole(path) as file:
-        Image.fromarray(frame).save(file, "PNG", optimize=True)
-
-
-def write_animation(frames: list[Frame], path: Path) -> None:
-    """GIF or MP4, by the name's ending."""
+def write_pictures(frames: list[Frame], path: Path) -> None:
+    """PNG (of the first frame), GIF or MP4, by the name's ending."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix.lower() == ".mp4":
         _write_mp4(frames, path)
         return
     from PIL import Image
 
-    pictures = [Image.fromarray(frame) for frame in frames]
+    first, *others = (Image.fromarray(frame) for frame in frames)
     with whole(path) as file:
-        duration = 1000 // _FRAMES_PER_SECOND
-        pictures[0].save(file, "GIF", save_all=True, append_images=pictures[1:], duration=duration, loop=0)
+        if path.suffix.lower() == ".png":
+            first.save(file, "PNG", optimize=True)
+        else:
+            duration = 1000 // _FRAMES_PER_SECOND
+            first.save(file, "GIF", save_all=True, append_images=others, duration=duration, loop=0)
 
 
 def _write_mp4(frames: list[Frame], path: Path) -> None:

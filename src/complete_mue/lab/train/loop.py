@@ -7,7 +7,7 @@ import math
 import os
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,6 @@ class Result:
     status: str
     steps: int
     loss: float | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return {"status": self.status, "steps": self.steps, "loss": self.loss}
 
 
 Report = Callable[[dict[str, Any]], None]
@@ -128,7 +124,7 @@ def _train(
                 result = _steps(trainer, run, start, metrics, report, stopped)
             finally:
                 metrics.close()
-        write_json(run / "result.json", {**result.to_dict(), "fingerprint": config.fingerprint})
+        write_json(run / "result.json", {**asdict(result), "fingerprint": config.fingerprint})
         if result.status == "diverged":
             warn(f"the loss is not finite from step {result.steps} on; {advice(config)}")
         ranks.wait()

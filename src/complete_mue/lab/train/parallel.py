@@ -148,7 +148,7 @@ class Ranks:
             return self.world
         parts = 1
         for size, placement in zip(tensor.device_mesh.shape, tensor.placements, strict=True):
-            parts *= size if isinstance(placement, Shard) else 1
+            parts *= 1 if placement.is_replicate() else size
         return self.world // parts
 
 

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from complete_mue.errors import RunError
-from complete_mue.lab.data import ByteTokenizer, caption_tokens
+from complete_mue.errors import MueError, RunError
+from complete_mue.lab.data.batches import caption_tokens
 from complete_mue.lab.data.digest import tokenizer_identity
 from complete_mue.lab.data.encoders import Autoencoder, TextEncoder, fingerprint
 from complete_mue.lab.data.features import FeatureManifest
 from complete_mue.lab.data.manifest import Manifest
 from complete_mue.lab.data.pictures import open_pictures
 from complete_mue.lab.data.shard_folder import holds_features
-from complete_mue.lab.data.tokenizers import Tokenizer
+from complete_mue.lab.data.tokenizers import ByteTokenizer, Tokenizer
 from complete_mue.lab.models.dit import DiffusionTransformer
 from complete_mue.lab.models.flow_sampling import sample
 from complete_mue.lab.models.lm import LanguageModel
 from complete_mue.lab.train import checkpoint
 from complete_mue.lab.train.config import PictureTask, RunConfig, TextTask, read_config
-from complete_mue.lab.train.contact_sheet import grid, write_animation, write_png
+from complete_mue.lab.train.contact_sheet import grid, write_pictures
 from complete_mue.lab.train.task import build
 
 
@@ -91,10 +93,7 @@ def draw_pictures(
     pictures = sample(model, text, size, steps=steps, guidance=guidance, generator=generator)
     pictures = pictures if coder is None else coder.decode(pictures).cpu()
     frames = grid(pictures if video else pictures[:, :, None])
-    if video:
-        write_animation(frames, path)
-    else:
-        write_png(frames[0], path)
+    write_pictures(frames, path)
     return path
 
 
@@ -115,19 +114,21 @@ def _features(task: PictureTask) -> FeatureManifest | None:
 def _autoencoder(task: PictureTask, features: FeatureManifest | None, given: str | None) -> Autoencoder | None:
     if features is None or features.asked.get("autoencoder") is None:
         return None
-    name = given or str(features.asked.get("autoencoder_name"))
-    try:
+    made_by = str(features.asked.get("autoencoder_name"))
+    name = given or made_by
+    with _coder("--autoencoder", f"the run's latents are pictures through the autoencoder {made_by!r} alone"):
         coder = Autoencoder.load(name)
-    except RunError:
-        raise
-    except Exception as problem:
-        raise RunError(
-            f"the run's latents were made by the autoencoder {features.asked.get('autoencoder_name')!r}, without which "
-            f"they are no pictures: {problem}; name its folder with --autoencoder"
-        ) from None
     if fingerprint(coder.module) != features.asked["autoencoder"]:
         raise RunError(f"autoencoder {name!r}: its weights are not those that made the latents in {task.source}")
     return coder
+
+
+@contextlib.contextmanager
+def _coder(option: str, why: str) -> Iterator[None]:
+    try:
+        yield
+    except MueError as problem:
+        raise RunError(f"{why}: {problem}; name its folder with {option}") from None
 
 
 def _text(
@@ -142,13 +143,9 @@ def _text(
     if prompt:
         assert features is not None
         name = encoder or str(features.asked.get("text_encoder_name"))
-        try:
+        why = "a prompt goes through the text encoder that made the features (without one, their own texts are taken)"
+        with _coder("--text-encoder", why):
             coder = TextEncoder.load(name)
-        except Exception as problem:
-            raise RunError(
-                f"a prompt goes through the text encoder {name!r}: {problem}; name its folder with --text-encoder, or "
-                "give no prompt, which takes texts of the training data"
-            ) from None
         if fingerprint(coder.model) != features.asked["text_encoder"]:
             raise RunError(f"text encoder {name!r}: its weights are not those that made the features in {task.source}")
         hidden, lengths = coder.encode([prompt] * count, features.text_shape[0])

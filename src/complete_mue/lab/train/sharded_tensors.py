@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 KINDS = ("model", "optimizer")
@@ -54,7 +54,7 @@ def written_here(tensor: Tensor, rank: int) -> bool:
         return rank == 0
     place = tensor.device_mesh.get_coordinate()
     assert place is not None
-    copies = [at for at, placement in zip(place, tensor.placements, strict=True) if not isinstance(placement, Shard)]
+    copies = [at for at, placement in zip(place, tensor.placements, strict=True) if placement.is_replicate()]
     return not any(copies) and tensor.to_local().numel() > 0
 
 
@@ -97,10 +97,6 @@ class Pieces:
                 out = torch.zeros(part.size, dtype=found.dtype)
             out[target] = found
         return torch.zeros(part.size) if out is None else out
-
-    def whole(self) -> dict[str, Tensor]:
-        """All tensors."""
-        return {name: self.read(name, Part.whole(shape)) for name, shape in self.shapes.items()}
 
 
 def _shape(name: str, parts: list[Part]) -> tuple[int, ...]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,14 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from complete_mue.errors import RunError
-from complete_mue.lab.data import StandardLibrary, TextData
 from complete_mue.lab.data.pictures import open_pictures
+from complete_mue.lab.data.text import open_text
 from complete_mue.lab.models import DiffusionTransformer, LanguageModel
 from complete_mue.lab.nn.router import Routing
 from complete_mue.lab.train.config import PictureTask, RunConfig, TextTask
 from complete_mue.lab.train.parallel import ALONE, Ranks
 from complete_mue.layout import Budget
-from complete_mue.plan.plan import Plan
 
 Batch = tuple[Tensor, ...]
 
@@ -47,32 +44,23 @@ class Task:
             )
 
 
-def build(
-    config: RunConfig,
-    plan: Plan | None = None,
-    *,
-    replicas: int | None = None,
-    device: torch.device | None = None,
-    ranks: Ranks = ALONE,
-) -> Task:
-    """The task of a config; with ``replicas``, K models in one, all on the same batches. The model is made where
-    ``device`` says; batches are those of this rank.
-    """
-    plan = plan or config.plan
-    _check_fits(config, replicas or 1, device or torch.get_default_device())
+def build(config: RunConfig, *, device: torch.device | None = None, ranks: Ranks = ALONE) -> Task:
+    """The task of a config. The model is made where ``device`` says; batches are those of this rank."""
+    device = device or torch.get_default_device()
+    _check_fits(config, device)
     if config.rows % (ranks.world * config.accumulate):
         raise RunError(
             f"{config.rows} rows of a step over {ranks.world} ranks and accumulate = {config.accumulate}: give a "
             f"budget.batch_tokens that is a multiple of {config.task.tokens_per_row() * ranks.world} times accumulate"
         )
     if isinstance(config.task, TextTask):
-        task = _text(config, config.task, plan, replicas, device, ranks)
+        task = _text(config, config.task, device, ranks)
     else:
-        task = _pictures(config, config.task, plan, replicas, device, ranks)
+        task = _pictures(config, config.task, device, ranks)
     return dataclasses.replace(task, batch=_in_micro_batches(task.batch, config.accumulate))
 
 
-def _check_fits(config: RunConfig, replicas: int, device: torch.device) -> None:
+def _check_fits(config: RunConfig, device: torch.device) -> None:
     """Refuse a model whose weights alone are more than the device holds, before anything is made of it."""
     if device.type == "cuda":
         room = torch.cuda.get_device_properties(device).total_memory
@@ -80,7 +68,7 @@ def _check_fits(config: RunConfig, replicas: int, device: torch.device) -> None:
         room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     else:
         room = 2**62  # where nothing is held, a size must still be a number that torch can count to
-    needed = 4 * config.shape.parameters.total * replicas
+    needed = 4 * config.shape.parameters.total
     if needed > room:
         raise RunError(
             f"shape.width = {config.shape.width}, shape.depth = {config.shape.depth}, shape.feed_forward = "
@@ -100,9 +88,7 @@ def _in_micro_batches(batch: Callable[[int], Batch], parts: int) -> Callable[[in
     return lambda step: tuple(torch.cat([rows[part::parts] for part in range(parts)]) for rows in batch(step))
 
 
-def _text(
-    config: RunConfig, task: TextTask, plan: Plan, replicas: int | None, device: torch.device | None, ranks: Ranks
-) -> Task:
+def _text(config: RunConfig, task: TextTask, device: torch.device, ranks: Ranks) -> Task:
     options: dict[str, Any] = {
         "sequence": task.sequence,
         "rows": config.rows,
@@ -111,35 +97,30 @@ def _text(
         "rank": ranks.rank,
         "world": ranks.world,
     }
-    data = StandardLibrary(**options) if task.source == "stdlib" else TextData(Path(task.source), **options)
+    data = open_text(task.source, **options)
     vocab = data.vocab
-    with _on(device):
-        model = LanguageModel(
-            config.shape, vocab, plan, qk_norm=config.qk_norm, router=config.router, replicas=replicas
-        )
+    with device:
+        model = LanguageModel(config.shape, vocab, config.plan, qk_norm=config.qk_norm, router=config.router)
     objective = torch.compile(next_token_loss, dynamic=False) if config.compile else next_token_loss
 
     def loss(model: nn.Module, batch: Batch, routings: list[Routing]) -> Tensor:
         (tokens,) = batch
         return objective(model(tokens[..., :-1], routings=routings), tokens, task.z_loss)
 
-    steps = len(data) if task.epochs == "single" else None
-    return Task(model, lambda step: (data.batch(step),), loss, task.sequence, config.shape.width * vocab, steps)
+    return Task(model, lambda step: (data.batch(step),), loss, task.sequence, config.shape.width * vocab, data.steps)
 
 
-def _pictures(
-    config: RunConfig, task: PictureTask, plan: Plan, replicas: int | None, device: torch.device | None, ranks: Ranks
-) -> Task:
+def _pictures(config: RunConfig, task: PictureTask, device: torch.device, ranks: Ranks) -> Task:
     data = open_pictures(
         task.source, size=task.size, frames=task.frames, text_length=task.text_length, epochs=task.epochs,
         rows=config.rows, seed=config.seed, rank=ranks.rank, world=ranks.world,
     )  # fmt: skip
     channels, length = data.image_shape[0], data.text_shape[0]
     patch = (1, task.patch, task.patch) if len(data.image_shape) == 4 else (task.patch, task.patch)
-    with _on(device):
+    with device:
         model = DiffusionTransformer(
-            config.shape, channels, patch, plan, text_features=next(iter(data.text_shape[1:]), None),
-            qk_norm=config.qk_norm, router=config.router, replicas=replicas,
+            config.shape, channels, patch, config.plan, text_features=next(iter(data.text_shape[1:]), None),
+            qk_norm=config.qk_norm, router=config.router,
         )  # fmt: skip
 
     def batch(step: int) -> Batch:
@@ -160,10 +141,6 @@ def _pictures(
     sequence = task.tokens_per_row() + length
     pixels = channels * task.patch**2
     return Task(model, batch, loss, sequence, 2 * config.shape.width * pixels, data.steps)
-
-
-def _on(device: torch.device | None) -> contextlib.AbstractContextManager[Any]:
-    return contextlib.nullcontext() if device is None else device
 
 
 # -- what is minimized: with replicas, a loss has one entry per replica, so that replicas do not mix ------------------

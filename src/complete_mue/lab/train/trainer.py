@@ -44,13 +44,9 @@ class Step:
         if self.updates:
             plain["update_ratio"] = dict(zip(self.updates, torch.stack([*self.updates.values()]).tolist(), strict=True))
         if self.routings:
-            loads = [routing.relative_load for routing in self.routings]
-            variation = torch.stack([routing.load_variation.float() for routing in self.routings]).mean()
-            flat = torch.cat([variation[None], *(load.float() for load in loads)]).tolist()
-            plain["load_variation"], at, plain["load"] = flat[0], 1, []
-            for load in loads:
-                plain["load"].append(flat[at : at + load.numel()])
-                at += load.numel()
+            variations = [routing.load_variation.float() for routing in self.routings]
+            plain["load_variation"] = torch.stack(variations).mean().item()
+            plain["load"] = [routing.relative_load.tolist() for routing in self.routings]
         return plain
 
 
@@ -65,7 +61,7 @@ class Trainer:
         self.ranks = ranks
         check_dealing(ranks.world, config.expert_parallel, config.shape)
         whole = ranks.mesh is None
-        self.task = build(config, self.plan, device=device if whole else torch.device("meta"), ranks=ranks)
+        self.task = build(config, device=device if whole else torch.device("meta"), ranks=ranks)
         self.model: nn.Module = self.task.model
         if not whole:
             ranks.shard(self.model, config.precision)

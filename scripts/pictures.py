@@ -1,0 +1,104 @@
+"""Pictures and clips by a dense and a sparse diffusion model of equal active width, from one transferred plan.
+
+    python scripts/pictures.py                                         # drawn scenes, then moving sprites, on one GPU
+    python scripts/pictures.py --images images.npz --only images       # captioned pictures of your own, 64 pixels wide
+    python scripts/pictures.py --seconds 540                           # save and stop by then
+    python scripts/pictures.py --list                                  # the commands alone
+
+Both models of a show train, then draw the same captions from the same noise. Everything resumes: a second start goes on
+where this one was stopped. RUNS/results holds a picture per model, and pictures.json with the loss of each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from turns import Step, one_by_one
+
+from complete_mue.layout import FeedForward
+from complete_mue.storage import write_json
+
+# 256 tokens a picture, 512 a clip, beside those of its caption. A collection is small, so it is seen many times.
+SHOWS = {
+    "scenes": ("task.source=scenes", "task.size=32", "task.patch=2"),
+    "sprites": ("task.source=sprites", "task.size=32", "task.patch=4", "task.frames=8"),
+    "images": ("task.size=64", "task.patch=4", "task.epochs=repeat"),
+}
+
+
+def models(given: argparse.Namespace) -> dict[str, str]:
+    """The MoE's layout, and the dense one as wide as what is active of it."""
+    sparse = FeedForward.parse(given.layout, given.width // 4)
+    return {"dense": f"dense@{sparse.active_width}", "moe": f"{given.layout}@{given.width // 4}"}
+
+
+def steps(given: argparse.Namespace, show: str) -> Iterator[Step]:
+    """The commands of one show, in order."""
+    source = [f"task.source={given.images}"] if show == "images" else []
+    shape = [f"shape.width={given.width}", f"shape.depth={given.depth}", "shape.head_dim=32"]
+    budget = [f"budget.batch_tokens={given.batch_tokens}", f"budget.steps={given.steps}"]
+    often = [f"checkpoint_every={max(1, given.steps // 4)}"]
+    for name, layout in models(given).items():
+        changes = [*SHOWS[show], *source, f"shape.feed_forward={layout}", *shape, *budget, *often, *given.set]
+        tuned = ["--reference", str(given.reference)]
+        recipe = f"dit_proxy:{'dense' if name == 'dense' else given.layout}"
+        yield Step(["train", recipe, *changes, *tuned, "--resume", "--out", str(given.runs / f"{show}-{name}")])
+    for name in models(given):
+        picture = given.runs / "results" / f"{show}-{name}.{'gif' if show == 'sprites' else 'png'}"
+        drawn = ["--guidance", "3", "--steps", "50", "--count", "24", "--seed", "1", "--out", str(picture)]
+        yield Step(["sample", str(given.runs / f"{show}-{name}"), *drawn], picture)
+
+
+def losses(given: argparse.Namespace) -> dict[str, Any]:
+    """What each finished run ended with."""
+    found = {}
+    for show in given.shows:
+        for name, layout in models(given).items():
+            result = given.runs / f"{show}-{name}" / "result.json"
+            if result.is_file():
+                ended = json.loads(result.read_text(encoding="utf-8"))
+                found[f"{show}-{name}"] = {"layout": layout, **{key: ended[key] for key in ("loss", "steps")}}
+    return found
+
+
+def main() -> int:
+    """Run what is not done yet, or list the commands."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=Path, help="captioned pictures, as of `mue train … task.source=`")
+    parser.add_argument("--only", default="", help=f"some of {', '.join(SHOWS)}, divided by commas")
+    parser.add_argument("--reference", type=Path, default=Path("docs/results/dit-reference.toml"))
+    parser.add_argument("--layout", default="64e8a", help="of the MoE; experts are a quarter of the width wide")
+    parser.add_argument("--width", type=int, default=384)
+    parser.add_argument("--depth", type=int, default=8)
+    parser.add_argument("--batch-tokens", type=int, default=32768)
+    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change all runs' config")
+    parser.add_argument("--runs", type=Path, default=Path("runs/pictures"))
+    parser.add_argument("--seconds", type=float, default=math.inf, help="save and stop after so many")
+    parser.add_argument("--list", action="store_true", help="print the commands and stop")
+    given = parser.parse_args()
+    asked = [name for name in given.only.split(",") if name]
+    given.shows = asked or [show for show in SHOWS if show != "images" or given.images]
+    if unknown := [show for show in given.shows if show not in SHOWS]:
+        parser.error(f"--only {unknown[0]!r}: give some of {', '.join(SHOWS)}")
+    if "images" in given.shows and given.images is None:
+        parser.error("--only images: give --images")
+    todo = [step for show in given.shows for step in steps(given, show)]
+    if given.list:
+        print("\n".join(f"mue {shlex.join(step.command)}" for step in todo))
+        return 0
+    (given.runs / "results").mkdir(parents=True, exist_ok=True)
+    code = one_by_one(todo, given.seconds)
+    write_json(given.runs / "results" / "pictures.json", losses(given))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
