@@ -57,7 +57,7 @@ class Run:
 def marked(*markers: str) -> tuple[str, ...]:
     """Files with tests that carry one of these markers."""
     pattern = re.compile(rf"mark\.({'|'.join(markers)})\b")
-    paths = sorted((ROOT / "tests").glob("*/test_*.py"))
+    paths = sorted((ROOT / "tests").rglob("test_*.py"))
     return tuple(str(path.relative_to(ROOT)) for path in paths if pattern.search(path.read_text(encoding="utf-8")))
 
 
