@@ -57,7 +57,7 @@ class Run:
 def marked(*markers: str) -> tuple[str, ...]:
     """Files with tests that carry one of these markers."""
     pattern = re.compile(rf"mark\.({'|'.join(markers)})\b")
-    paths = sorted((ROOT / "tests").glob("*/test_*.py"))
+    paths = sorted((ROOT / "tests").rglob("test_*.py"))
     return tuple(str(path.relative_to(ROOT)) for path in paths if pattern.search(path.read_text(encoding="utf-8")))
 
 
@@ -65,7 +65,7 @@ def runs() -> list[Run]:
     """Every set of instructions this CPU has, with and without oneDNN; then the tests that draw weights on two threads,
     in one process since threads of two would wait for each other; then the seeds."""
     has_avx2 = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-    chosen, found = ("-m", "(numeric or draws) and not slow"), []
+    chosen, found = ("-m", "(numeric or draws) and not slow and not gpu"), []
     for name, without in (("default", True), ("avx2", False)):
         if name == "avx2" and not has_avx2:
             continue
@@ -74,9 +74,9 @@ def runs() -> list[Run]:
         environment = {**INSTRUCTIONS[name], "OMP_NUM_THREADS": "1"}
         found.append(Run(title, options, environment, files=marked("numeric", "draws")))
     files = marked("draws")
-    drawing = ("-m", "draws and not slow", "--without-onednn")
+    drawing = ("-m", "draws and not slow and not gpu", "--without-onednn")
     threads = Run("two threads, without oneDNN", drawing, {"OMP_NUM_THREADS": "2"}, workers=1, files=files)
-    drawing = ("-m", "draws and not numeric and not slow", "--seeds", str(SEEDS))
+    drawing = ("-m", "draws and not numeric and not slow and not gpu", "--seeds", str(SEEDS))
     seeds = Run(f"{SEEDS} draws", drawing, {"OMP_NUM_THREADS": "1"}, files=files)
     return [*found, threads, seeds]
 

@@ -117,6 +117,7 @@ def test_other_machines_are_those_this_one_can_be(monkeypatch: pytest.MonkeyPatc
     names = {kind: {run.environment.get("ATEN_CPU_CAPABILITY") for run in runs} for kind, runs in found.items()}
     assert names == {"AVX512": {"default", "avx2", None}, "DEFAULT": {"default", None}}
     for runs in found.values():
+        assert all({"tests/models/test_lm.py", "tests/train/test_huggingface.py"} <= set(run.files) for run in runs)
         assert all("draws" in run.options[1] for run in runs)
         assert any("numeric" in run.options[1] for run in runs)
         assert {run.environment["OMP_NUM_THREADS"] for run in runs} == {"1", "2"}

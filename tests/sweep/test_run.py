@@ -220,6 +220,28 @@ if __name__ == "__main__":
     assert not worker.exists()
 
 
+def test_ctrl_c_ends_a_sweep_and_the_next_start_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = write_grid(tmp_path / "grid.toml", 2, 1, "budget.steps=2")
+    words = ("sweep", grid, "--executor", "here", "-k", 1, "--out")
+    start, started = Here.start, []
+
+    def interrupted(here: Here, job: Job) -> None:
+        started.append(job)
+        if len(started) == 3:
+            raise KeyboardInterrupt
+        start(here, job)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Here, "start", interrupted)
+        assert mue_here(*words, tmp_path / "cut", cwd=tmp_path).returncode == 130
+    assert len(Ledger(tmp_path / "cut").done()) == 2
+    early = {path: path.stat().st_mtime_ns for path in (tmp_path / "cut" / "ledger").glob("[!.]*.json")}
+    for folder in ("cut", "whole"):
+        assert mue_here(*words, tmp_path / folder, cwd=tmp_path).returncode == 0
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+    assert {path: path.stat().st_mtime_ns for path in early} == early
+
+
 @pytest.mark.slow
 def test_kill_9_three_times_loses_and_repeats_nothing(tmp_path: Path) -> None:
     """Drivers and workers are killed at random moments; two sweeps share the folder half of the time."""

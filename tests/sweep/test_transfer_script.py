@@ -72,6 +72,7 @@ def test_weight_decay_is_scanned_at_more_steps_by_the_rule_for_duration(tmp_path
 @pytest.mark.slow
 def test_tune_then_sweeps_that_share_their_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = ["budget.steps=3", "shape.width=16", "shape.depth=1", "shape.feed_forward=dense@16", "shape.head_dim=8"]
+    small += ["task.sequence=32", "budget.batch_tokens=128"]
     changes = [part for change in small for part in ("--set", change)]
     options = ("--only", "ffn_width,batch_tokens", "--runs", str(tmp_path), *changes)
     with monkeypatch.context() as patch:
