@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,6 @@ transformers = pytest.importorskip("transformers", reason="stock families need t
 
 import complete_mue as mue  # noqa: E402
 from complete_mue.apply import FAMILIES  # noqa: E402
-from complete_mue.apply.families_page import page  # noqa: E402
 from complete_mue.errors import BindError  # noqa: E402
 
 DOCS = Path(__file__).parents[2] / "docs" / "apply.md"
@@ -50,4 +50,5 @@ def test_every_routed_family_of_transformers_is_served_or_refused_with_its_reaso
 def test_the_docs_list_the_families() -> None:
     text = DOCS.read_text(encoding="utf-8")
     inner = text.partition("<!-- generated: families -->\n")[2].partition("<!-- end -->")[0]
-    assert inner == page(), "run `python -m complete_mue.apply.families_page` and put its output there"
+    page = runpy.run_path(str(DOCS.parents[1] / "scripts" / "families.py"))["page"]
+    assert inner == page(), "run `python scripts/families.py` and put its output there"

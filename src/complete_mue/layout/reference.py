@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 from complete_mue.errors import ShapeError, TransferError, nearest
 from complete_mue.layout.numbers import real
@@ -151,6 +152,12 @@ class Base:
 
 def _first(*values: float | None) -> float:
     return next(float(value) for value in values if value is not None)
+
+
+def reference_from(data: Mapping[str, Any], shape: ModelShape) -> Reference:
+    """A ``Reference`` from plain data; files write a shape in their own ways, so it is read before."""
+    tuned = {role: tuned_from(role, table) for role, table in data["tuned"].items()}
+    return Reference(shape, Budget(**data["budget"]), Hyper(**data["hyper"]), data["route_scale"], tuned)
 
 
 def tuned_from(role: str, table: Mapping[str, object]) -> Tuned:

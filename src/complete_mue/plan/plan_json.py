@@ -10,7 +10,7 @@ from typing import Any
 
 from complete_mue.errors import FileError, MueError
 from complete_mue.layout.notation import FeedForward
-from complete_mue.layout.reference import Hyper, Reference, tuned_from
+from complete_mue.layout.reference import Hyper, reference_from
 from complete_mue.layout.shape import Budget, ModelShape
 from complete_mue.layout.tensors import Role
 from complete_mue.plan.row import Factors, Multiplier, Row
@@ -93,18 +93,8 @@ def read_dict(data: Any) -> dict[str, Any]:
                 f"plan of format {data['format']!r}: this version reads format {FORMAT}; write it again with `mue plan`"
             )
         given, target, glob = data["reference"], data["target"], data["global"]
-        reference = Reference(
-            _shape_from_dict(given["shape"]),
-            Budget(**given["budget"]),
-            Hyper(**given["hyper"]),
-            given["route_scale"],
-            {Role.parse(role): tuned_from(role, tuned) for role, tuned in given["tuned"].items()},
-        )
-        shape, budget, rules = (
-            _shape_from_dict(target["shape"]),
-            Budget(**target["budget"]),
-            Rules(**data["rules"]),
-        )
+        reference = reference_from(given, _shape_from_dict(given["shape"]))
+        shape, budget = _shape_from_dict(target["shape"]), Budget(**target["budget"])
         hyper = Hyper(init_std=reference.hyper.init_std, **glob)
         if data["betas"] not in ("transfer", "hold"):
             raise FileError(f"betas = {data['betas']!r}: give 'transfer' or 'hold'")
@@ -112,7 +102,7 @@ def read_dict(data: Any) -> dict[str, Any]:
             "reference": reference,
             "shape": shape,
             "budget": budget,
-            "rules": rules,
+            "rules": Rules(**data["rules"]),
             "betas": data["betas"],
             "ratios": Ratios.between(reference, shape, budget),
             "hyper": hyper,

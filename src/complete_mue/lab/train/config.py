@@ -15,9 +15,9 @@ from complete_mue.errors import FileError, RunError, nearest
 from complete_mue.lab.data.digest import picture_identity, text_identity
 from complete_mue.lab.nn.router_config import RouterConfig
 from complete_mue.lab.train.schedule import Schedule
-from complete_mue.layout import Budget, FeedForward, Hyper, ModelShape, Reference
+from complete_mue.layout import Budget, FeedForward, ModelShape, Reference
 from complete_mue.layout.numbers import count, real
-from complete_mue.layout.reference import tuned_from
+from complete_mue.layout.reference import reference_from
 from complete_mue.plan.plan import Plan
 from complete_mue.plan.transfer import transfer
 from complete_mue.rules import DEFAULT_RULES
@@ -323,16 +323,9 @@ def read_config(path: Path) -> RunConfig:
         data = json.loads(path.read_text(encoding="utf-8"))
         kind = {"TextTask": TextTask, "PictureTask": PictureTask}[data.pop("task_kind")]
         given = data.pop("reference")
-        reference = Reference(
-            _shape(given["shape"]),
-            Budget(**given["budget"]),
-            Hyper(**given["hyper"]),
-            given["route_scale"],
-            {role: tuned_from(role, tuned) for role, tuned in given["tuned"].items()},
-        )
         return RunConfig(
             task=kind(**data.pop("task")),
-            reference=reference,
+            reference=reference_from(given, _shape(given["shape"])),
             shape=_shape(data.pop("shape")),
             budget=Budget(**data.pop("budget")),
             router=RouterConfig(**data.pop("router")),

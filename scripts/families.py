@@ -1,4 +1,4 @@
-"""The families as the two tables of docs/apply.md: ``python -m complete_mue.apply.families_page`` prints them."""
+"""The families as the two tables of docs/apply.md: ``python scripts/families.py`` prints them."""
 
 from __future__ import annotations
 
