@@ -210,9 +210,11 @@ def _roles_picture(summary: Summary) -> Picture | None:
 
 
 def _calm(losses: Sequence[float], needed: Sequence[float]) -> list[float]:
-    """Losses worth the paper's height: the lower three quarters; far higher ones would flatten the basins."""
+    """Losses worth the paper's height: the lower three quarters, and some room above what is needed, so that the
+    highest basin shows; far higher ones would flatten the basins."""
     ordered = sorted(losses)
-    floor, ceiling = ordered[0], max(needed)
+    floor = ordered[0]
+    ceiling = floor + 1.15 * (max(needed) - floor)
     quarter = ordered[min(len(ordered) - 1, (3 * len(ordered)) // 4)]
     top = max(ceiling, floor + 1.3 * (quarter - floor))
     return [loss for loss in losses if loss <= top] + ([top] if top < ordered[-1] else [])
