@@ -146,7 +146,7 @@ def _power_picture(summary: Summary) -> Picture | None:
     panels, heights = [], [0.0]
     for power in summary.powers:
         curves = [c for scan in summary.scans for c in scan.curves if (c.hyper, c.rules) == (power.hyper, power.rules)]
-        found: dict[str, list[Dot]] = {"layout alone changed": [], "more changed": []}
+        found: dict[str, list[Dot]] = {"layout alone changed": [], "other conditions too": []}
         for curve in curves:
             x, name = summary.target(curve.target).x, [*found][bool(condition(curve.target))]
             if x is not None and curve.drift is not None:
@@ -154,8 +154,13 @@ def _power_picture(summary: Summary) -> Picture | None:
                 found[name].append(Dot(x, curve.drift, text, curve.drift_error))
         ends = [Dot(x, power.exponent * math.log2(x), "fit") for x in (power.low, power.high)]
         law = Drawn(f"(N/a)^{power.exponent:.2f}", 0, tuple(ends), markers=False)
-        lines = [Drawn(name, 1 + k, tuple(dots), joined=False) for k, (name, dots) in enumerate(found.items()) if dots]
         places = [dot for dots in found.values() for dot in dots]
+        apart = dict(zip(places, _side_by_side(places), strict=True))
+        lines = [
+            Drawn(name, 1 + k, tuple(apart[dot] for dot in dots), joined=False)
+            for k, (name, dots) in enumerate(found.items())
+            if dots
+        ]
         heights += [dot.y + side * (dot.error or 0.0) for dot in places for side in (-1, 1)]
         x_axis = log_axis("experts per active one, N/a", [dot.x for dot in places])
         panels.append(Panel(f"{label(power.hyper)}, {power.rules}", x_axis, (law, *lines)))
@@ -165,11 +170,21 @@ def _power_picture(summary: Summary) -> Picture | None:
         key="power",
         title="Where the optimum lies, against sparsity",
         caption="Octaves from the plan's value, with one standard error. The line is the power law through the targets "
-        "whose layout alone was changed. The table names the others.",
+        "whose layout alone was changed. Targets of one N/a stand side by side. The table names the others.",
         y=linear_axis("optimum (octaves from the plan's value)", heights),
         panels=tuple(panels),
         level=0.0,
     )
+
+
+def _side_by_side(dots: Sequence[Dot]) -> list[Dot]:
+    """The same dots, in their order, those of one x a little apart on a log axis."""
+    moved = []
+    for dot in dots:
+        beside = [other for other in dots if other.x == dot.x]
+        place = beside.index(dot) - (len(beside) - 1) / 2
+        moved.append(dataclasses.replace(dot, x=dot.x * 2 ** (0.06 * place)))
+    return moved
 
 
 def _roles_picture(summary: Summary) -> Picture | None:
