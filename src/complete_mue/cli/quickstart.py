@@ -33,7 +33,7 @@ def quickstart_command(
     workers: Workers = None,
     steps: Annotated[int | None, typer.Option(min=2, hidden=True, help="Of every run, for tests.")] = None,
 ) -> None:
-    """See the transfer hold, in five minutes on two CPU cores.
+    """See the transfer hold, in about five minutes on two CPU cores.
 
     First, the rules on live models: sizes that stay, beside sizes that run away in standard parametrization. Second,
     short runs: one dense learning rate, transferred to MoEs with more active experts and more width. Third, the
