@@ -240,6 +240,8 @@ def _caption_file(picture: Path) -> str:
 
 
 def _caption_list(path: Path) -> Sequence[str]:
+    if not path.exists():
+        raise FileError(f"{path}: no captions; put a JSON list of texts there, one per image")
     try:
         rows = json.loads(_read(path, LARGEST_JSON).decode("utf-8"))
         if not isinstance(rows, list):
