@@ -21,15 +21,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from turns import Step, one_by_one
-
-from complete_mue.layout import FeedForward
+from turns import Step, of_equal_width, one_by_one
 
 
 def models(given: argparse.Namespace) -> dict[str, str]:
-    """The MoE's layout, and the dense one as wide as what is active of it."""
-    sparse = FeedForward.parse(given.layout, given.width // 8)
-    return {"dense": f"dense@{sparse.active_width}", "moe": f"{given.layout}@{given.width // 8}"}
+    """By name, their layouts."""
+    return of_equal_width(given.layout, given.width // 8)
 
 
 def steps(given: argparse.Namespace) -> Iterator[Step]:

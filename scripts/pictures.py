@@ -20,9 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from turns import Step, one_by_one
+from turns import Step, of_equal_width, one_by_one
 
-from complete_mue.layout import FeedForward
 from complete_mue.storage import write_json
 
 # 256 tokens a picture, 512 a clip, beside those of its caption. A collection is small, so it is seen many times.
@@ -34,9 +33,8 @@ SHOWS = {
 
 
 def models(given: argparse.Namespace) -> dict[str, str]:
-    """The MoE's layout, and the dense one as wide as what is active of it."""
-    sparse = FeedForward.parse(given.layout, given.width // 4)
-    return {"dense": f"dense@{sparse.active_width}", "moe": f"{given.layout}@{given.width // 4}"}
+    """By name, their layouts."""
+    return of_equal_width(given.layout, given.width // 4)
 
 
 def steps(given: argparse.Namespace, show: str) -> Iterator[Step]:

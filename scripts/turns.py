@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from complete_mue.layout import FeedForward
+
 T = TypeVar("T")
 
 _GRACE = 120.0  # seconds to save in
@@ -69,6 +71,12 @@ def take_turns(
 
 def _folder(command: list[str]) -> str:
     return command[command.index("--out") + 1]
+
+
+def of_equal_width(layout: str, expert_width: int) -> dict[str, str]:
+    """An MoE's layout, and the dense one as wide as what is active of it."""
+    active = FeedForward.parse(layout, expert_width).active_width
+    return {"dense": f"dense@{active}", "moe": f"{layout}@{expert_width}"}
 
 
 @dataclass(frozen=True)

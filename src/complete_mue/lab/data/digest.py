@@ -44,7 +44,7 @@ def picture_identity(source: str) -> str:
         from complete_mue.lab.data.features import FeatureManifest
 
         return f"features-{_digest([shard.sha256 for shard in FeatureManifest.read(source).shards])}"
-    from complete_mue.lab.data.pictures import open_collection
+    from complete_mue.lab.data.picture_sources import open_collection
 
     return f"images-{open_collection(source).identity()[:16]}"
 

@@ -16,7 +16,7 @@ from complete_mue.lab.data.digest import tokenizer_identity
 from complete_mue.lab.data.encoders import Autoencoder, TextEncoder, fingerprint
 from complete_mue.lab.data.features import FeatureManifest
 from complete_mue.lab.data.manifest import Manifest
-from complete_mue.lab.data.pictures import open_pictures
+from complete_mue.lab.data.picture_sources import open_pictures
 from complete_mue.lab.data.shard_folder import holds_features
 from complete_mue.lab.data.tokenizers import ByteTokenizer, Tokenizer
 from complete_mue.lab.models.dit import DiffusionTransformer

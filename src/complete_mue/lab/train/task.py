@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from complete_mue.errors import RunError
-from complete_mue.lab.data.pictures import open_pictures
+from complete_mue.lab.data.picture_sources import open_pictures
 from complete_mue.lab.data.text import open_text
 from complete_mue.lab.models import DiffusionTransformer, LanguageModel
 from complete_mue.lab.nn.router import Routing
