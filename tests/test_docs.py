@@ -87,9 +87,17 @@ def test_links_lead_somewhere() -> None:
             assert (page.parent / link).exists(), f"{page.name}: {link}"
 
 
-@pytest.mark.parametrize(("figure", "axis"), [("capacity", "experts"), ("granularity", "active")])
-def test_kernel_tables_equal_the_records(figure: str, axis: str) -> None:
-    records = json.loads((ROOT / "docs/results/moe/moe.json").read_text(encoding="utf-8"))["rows"]
+@pytest.mark.parametrize(
+    ("folder", "figure", "axis"),
+    [
+        ("moe", "capacity", "experts"),
+        ("moe", "granularity", "active"),
+        ("moe_layers", "layer_experts", "experts"),
+        ("moe_layers", "layer_active", "active"),
+    ],
+)
+def test_kernel_tables_equal_the_records(folder: str, figure: str, axis: str) -> None:
+    records = json.loads((ROOT / f"docs/results/{folder}/moe.json").read_text(encoding="utf-8"))["rows"]
     rows = {(row["kernel"], row[axis]): row for row in records if row["figure"] == figure}
     text = (ROOT / "docs/kernels.md").read_text(encoding="utf-8").split(f"<!-- table: {figure} -->")[1]
     heading, _, *lines = [line for line in text.split("\n\n")[0].splitlines() if line.startswith("|")]

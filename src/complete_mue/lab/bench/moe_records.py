@@ -171,7 +171,7 @@ class BenchResult:
             for style, kernel in enumerate(kernels)
         ]
         x = log_axis(_AXIS_LABEL[axis], [getattr(row, axis) for row in rows], "{:g}".format)
-        return Panel(f"{figure}: {says}", x, tuple(line for line in lines if line.dots))
+        return Panel(says or figure, x, tuple(line for line in lines if line.dots))
 
 
 def _number(value: float | None, form: str) -> str:
