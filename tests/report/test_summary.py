@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from complete_mue.errors import FileError
-from complete_mue.lab.report.across_sweeps import overview_lines, tallies
+from complete_mue.lab.report.across_sweeps import overview_lines, overview_table, tallies
 from complete_mue.lab.report.curves import Curve
 from complete_mue.lab.report.pictures import pictures
 from complete_mue.lab.report.summary import Summary, summarize
@@ -75,6 +75,22 @@ def test_an_open_edge_that_already_costs_too_much_is_a_miss(sweep_folder: Write)
     curve = curve_of(summarize(sweep_folder(drifts={"64e16a": 5.0})), "64e16a")
     assert curve.status == "missed"
     assert "regret at least" in curve.says
+
+
+@pytest.mark.parametrize(("drift", "says"), [(0.0, ": it does as well as"), (1.0, "nats higher than by")])
+def test_a_rule_set_at_the_transferred_value_alone_is_compared_by_its_loss(
+    sweep_folder: Write, drift: float, says: str
+) -> None:
+    folder = sweep_folder(drifts={"8e2a": 0.0, "16e4a": 0.0}, other_drifts={"sp": {"8e2a": drift, "16e4a": drift}})
+    plan = json.loads((folder / "sweep.json").read_text())
+    plan["points"] = [p for p in plan["points"] if p["rules"] != "sp" or math.isclose(p["value"], 0.008)]
+    (folder / "sweep.json").write_text(json.dumps(plan))
+    summary = summarize(folder)
+    curve = curve_of(summary, "8e2a", "sp")
+    assert (curve.status, curve.regret, curve.drift) == ("open", None, None)
+    assert re.search(rf"sp, not scanned.*{says} complete_mue", words(summary))
+    assert "sp held" not in words(summary)
+    assert "sp" not in [row.cells[2] for row in overview_table(tallies([summary])).rows]
 
 
 def test_divergence_above_is_no_open_edge(sweep_folder: Write) -> None:

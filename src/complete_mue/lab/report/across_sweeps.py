@@ -52,6 +52,8 @@ def overview_table(found: Sequence[Tally]) -> Table:
     )  # fmt: skip
     rows = []
     for tally in found:
+        if not any(curve.scanned for curve in tally.curves):
+            continue
         counts = [len(tally.having(status)) for status in ("missed", "open", "unclear", "unfinished")]
         drifted, costly = worst_drift(tally.curves), worst_regret(tally.curves)
         texts = (
@@ -149,7 +151,7 @@ def _other_rules(main: Sequence[Tally], others: Sequence[Tally]) -> list[Line]:
             for curve in tally.curves:
                 both.setdefault(curve.runs, (at.get(curve.target), curve))
         line = beside_line(main[0].rules, list(both.values()), rules, main[0].summary.unit)
-        known = [ours for ours, _ in both.values() if ours is not None]
+        known = [ours for ours, curve in both.values() if ours is not None and curve.scanned]
         where = f"On the same axes ({'; '.join(tally.summary.title for tally in axes)})"
         text = f"{line.text} {where} {main[0].rules} held on {held_of(known)}." if known else line.text
         lines.append(dataclasses.replace(line, text=text))

@@ -92,6 +92,11 @@ class Curve:
         return "held, flat" if self.status == "flat" else self.status
 
     @property
+    def scanned(self) -> bool:
+        """Whether it has more than one value: one alone says nothing about where the optimum is."""
+        return len(self.points) > 1
+
+    @property
     def at_transferred(self) -> ValuePoint | None:
         """The runs at the transferred value, if it was scanned."""
         return next((point for point in self.points if close(point.value, self.transferred)), None)
@@ -136,8 +141,8 @@ def fit_curve(
         noise=None if noise is None else math.sqrt(noise.variance),
         optimum_error=found.optimum_error,
         transferred_loss=None if curve.transferred_diverged else there,
-        regret=found.regret,
-        regret_error=found.regret_error,
+        regret=found.regret if curve.scanned else None,
+        regret_error=found.regret_error if curve.scanned else None,
     )
 
 

@@ -59,15 +59,17 @@ def judge(curve: Curve, unit: str, reference: Curve | None) -> Verdict:
         return _reason("missed", "diverges at every value") if diverged else _reason("unfinished", "no result yet")
     if curve.transferred_diverged:
         return _reason("missed", "diverges at the transferred value")
-    if curve.regret is None:
-        return _reason("unfinished", "no result at the transferred value")
     if curve.gaps:
         return _reason("unfinished", f"runs are missing at {_values(curve.gaps)}")
-    regret, error = curve.regret, curve.regret_error or 0.0
-    if regret - _CLEAR * error > REGRET_GOAL and curve.optimum.open:
-        return _reason("missed", f"regret at least {regret:.3f} {unit}; the optimum lies at the {_edge(curve)}")
-    if curve.optimum.open:
-        return _reason("open", f"optimum at the {_edge(curve)}: scan wider")
+    if not curve.scanned:
+        return _reason("open", "one value alone; give --octaves to scan around it")
+    if curve.regret is None:
+        return _reason("unfinished", "no result at the transferred value")
+    regret, error, edge = curve.regret, curve.regret_error or 0.0, curve.optimum.open
+    if regret - _CLEAR * error > REGRET_GOAL and edge:
+        return _reason("missed", f"regret at least {regret:.3f} {unit}; the optimum lies at the {edge} edge of the grid")
+    if edge:
+        return _reason("open", f"optimum at the {edge} edge of the grid: scan wider")
     if reference is not None and reference.gaps:
         return _reason("unfinished", f"runs of {reference.target} are missing, so the drift is not known")
     if curve.drift is None:
@@ -100,11 +102,6 @@ def _weigh(drift: float, drift_error: float | None, regret: float, regret_error:
 
 def _values(values: Sequence[float]) -> str:
     return ", ".join(f"{value:.3g}" for value in values)
-
-
-def _edge(curve: Curve) -> str:
-    side = curve.optimum.open if curve.optimum else None
-    return "both edges of the grid (one value)" if side == "both" else f"{side} edge of the grid"
 
 
 def scan_lines(hyper: str, tuned: float, reference: str, curves: Sequence[Curve], unit: str) -> list[Line]:
@@ -229,7 +226,8 @@ def beside_line(main: str, both: Sequence[tuple[Curve | None, Curve]], rules: st
     """How another rule set does, in the loss that one pays at the transferred value; ``both`` holds the main rule set's
     curve (if there is one) and the other's for each target. It is never better where it blew up."""
     pairs = [(ours, curve) for ours, curve in both if ours is not None]
-    text = f"{rules} held on {held_of([curve for _, curve in both])}"
+    scanned = any(curve.scanned for _, curve in both)
+    text = f"{rules} held on {held_of([curve for _, curve in both])}" if scanned else f"{rules}, not scanned"
     blown = [b.target for _, b in pairs if b.transferred_diverged]
     text += f", diverged at the transferred value for {', '.join(blown)}" if blown else ""
     costs = [found for ours, theirs in pairs if (found := _costs(ours, theirs))]
@@ -238,7 +236,7 @@ def beside_line(main: str, both: Sequence[tuple[Curve | None, Curve]], rules: st
     more, error = _mean_and_error(costs)
     threshold = _CLEAR * error if error is not None else REGRET_GOAL / 2
     ours_held, theirs_held = (sum(pair[side].held for pair in pairs) for side in (0, 1))
-    if abs(more) <= threshold and theirs_held >= ours_held and not blown:
+    if abs(more) <= threshold and (theirs_held >= ours_held or not scanned) and not blown:
         return Line("open", f"{text}: it does as well as {main} here; these runs do not tell the two apart.")
     bar = f" ± {error:.3f}" if error is not None else ""
     side = "higher" if more > 0 else "lower"
