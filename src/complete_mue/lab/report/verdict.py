@@ -65,11 +65,12 @@ def judge(curve: Curve, unit: str, reference: Curve | None) -> Verdict:
         return _reason("open", "one value alone; give --octaves to scan around it")
     if curve.regret is None:
         return _reason("unfinished", "no result at the transferred value")
-    regret, error, edge = curve.regret, curve.regret_error or 0.0, curve.optimum.open
-    if regret - _CLEAR * error > REGRET_GOAL and edge:
-        return _reason("missed", f"regret at least {regret:.3f} {unit}; the optimum lies at the {edge} edge of the grid")
-    if edge:
-        return _reason("open", f"optimum at the {edge} edge of the grid: scan wider")
+    regret, error = curve.regret, curve.regret_error or 0.0
+    if curve.optimum.open:
+        edge = f"the {curve.optimum.open} edge of the grid"
+        if regret - _CLEAR * error > REGRET_GOAL:
+            return _reason("missed", f"regret at least {regret:.3f} {unit}; the optimum lies at {edge}")
+        return _reason("open", f"optimum at {edge}: scan wider")
     if reference is not None and reference.gaps:
         return _reason("unfinished", f"runs of {reference.target} are missing, so the drift is not known")
     if curve.drift is None:
