@@ -104,9 +104,11 @@ def test_bench_sweep(tmp_path: Path) -> None:
     changes = settings("shape.width=16", "shape.depth=1", "shape.head_dim=8", "task.sequence=16")
     done = mue(
         "bench", "sweep", "--device", "cpu", "--layout", "8e2a", "-k", 1, "-k", 2, "--repeats", 1,
-        *changes, "--set", "budget.batch_tokens=64", "--out", "bench", cwd=tmp_path,
+        *changes, "--set", "budget.batch_tokens=64", "--profile", "--out", "bench", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "bench" / "sweep.json").read_text())["rows"]
     assert [row["replicas"] for row in rows] == [1, 2]
+    assert "8e2a, K = 2" in done.stdout
+    assert "aten::mm" in done.stdout
     assert rows[1]["speedup"] == pytest.approx(rows[1]["tokens_per_second"] / rows[0]["tokens_per_second"])

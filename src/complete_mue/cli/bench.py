@@ -22,13 +22,17 @@ def _show(result: Any, json: bool, out: Path | None) -> None:
     if json:
         print(jsonlib.dumps(result.to_dict(), indent=1))
     else:
-        Console(highlight=False, markup=False).print(result.table())
+        from complete_mue.lab.bench.profiler import kernel_table
+
+        profiled = [kernel_table(row.title, row.kernels) for row in result.rows if row.kernels]
+        Console(highlight=False, markup=False).print(result.table(), *profiled)
     if out is not None:
         print(f"wrote {result.write(out)}", file=sys.stderr)
 
 
 bench = typer.Typer(help="Time kernels, training and sweeps on this machine.", no_args_is_help=False)
 app.add_typer(bench, name="bench")
+_Profile = Annotated[bool, typer.Option("--profile", help="Also show which kernels the time goes to.")]
 
 
 @bench.command("moe")
@@ -52,6 +56,7 @@ def bench_moe_command(
     resume: Annotated[bool, typer.Option("--resume", help="Keep the shapes that OUT has; time the others.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for moe.json and its picture.")] = None,
     draw: Annotated[Path | None, typer.Option(help="Draw an earlier moe.json; time nothing.")] = None,
+    profile: _Profile = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Time MoE kernels against a dense block.
@@ -89,7 +94,9 @@ def bench_moe_command(
         keep = (lambda so_far: so_far.write(out)) if out else (lambda so_far: None)
         known = BenchResult.read(out) if resume and out and (out / "moe.json").exists() else None
         limit = math.inf if seconds is None else seconds
-        result = run(figure, device, repeats=repeats, kernels=kernel, each=keep, seconds=limit, known=known)
+        result = run(
+            figure, device, repeats=repeats, kernels=kernel, each=keep, seconds=limit, known=known, profiled=profile
+        )
     _show(result, json, None if draw else out)
     drawn = draw or (out / "moe.json" if out else None)
     if drawn is not None:
@@ -108,6 +115,7 @@ def bench_sweep_command(
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the config, as in `mue train`.")
     ] = None,
+    profile: _Profile = False,
     out: Annotated[Path | None, typer.Option(help="Folder for sweep.json.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -127,7 +135,8 @@ def bench_sweep_command(
         if out:
             so_far.write(out)
 
-    result = run(layout or LAYOUTS, replicas or (1, 9), device, intervals=repeats, overrides=overrides or (), each=each)
+    options: dict[str, Any] = {"intervals": repeats, "overrides": overrides or (), "profiled": profile, "each": each}
+    result = run(layout or LAYOUTS, replicas or (1, 9), device, **options)
     _show(result, json, out)
 
 
@@ -143,6 +152,7 @@ def bench_train_command(
     steps: Annotated[int, typer.Option(min=1, help="With RECIPE: timed steps, after three to warm up.")] = 20,
     turns: Annotated[int, typer.Option(min=1, help="Without RECIPE: turns of ten steps.")] = 12,
     device: Annotated[str, typer.Option(help="cuda, cpu or auto.")] = "auto",
+    profile: Annotated[bool, typer.Option("--profile", help="With RECIPE: which kernels the time goes to.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for train.json.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -159,7 +169,7 @@ def bench_train_command(
         result = compare(turns=turns)
     else:
         report = partial(print, file=sys.stderr)
-        result = measure(recipe, overrides or (), steps=steps, device=device, report=report)
+        result = measure(recipe, overrides or (), steps=steps, device=device, report=report, profiled=profile)
     _show(result, json, out)
 
 

@@ -30,6 +30,7 @@ from complete_mue.errors import KernelError, nearest
 from complete_mue.lab.bench import sonic_tune
 from complete_mue.lab.bench.machine import machine
 from complete_mue.lab.bench.moe_records import DENSE, DENSE_COMPILED, WHOLE_LAYERS, BenchResult, BenchRow, check_names
+from complete_mue.lab.bench.profiler import STEPS, Profiler
 from complete_mue.lab.kernels.dispatch import KERNELS, KernelInfo, kernel_module, list_kernels, unavailable
 from complete_mue.lab.nn.feed_forward import FeedForward
 from complete_mue.layout import FeedForward as FeedForwardSpec
@@ -111,6 +112,7 @@ def run(
     each: Callable[[BenchResult], object] = lambda result: None,
     seconds: float = math.inf,
     known: BenchResult | None = None,
+    profiled: bool = False,
 ) -> BenchResult:
     """Time every kernel that can run here (or ``kernels``) at every shape of ``figures`` (or at ``shapes``).
 
@@ -118,7 +120,7 @@ def run(
     ``reference``, whose plain loop needs minutes there. ``each`` is called with all rows
     so far after every shape, so that a run that is cut short leaves what it has; ``known`` is what such a run left,
     and shapes with a time there are not measured again. No shape is begun that would, by the slowest so far, end later
-    than ``seconds`` from now.
+    than ``seconds`` from now. ``profiled`` also records the time of every kernel, in steps of their own.
     """
     began = time.monotonic()
     check_names((), device)
@@ -155,7 +157,7 @@ def run(
                 left += 1
                 continue
             rows += [replace(row, figure=case.figure) for row in done] or _run_case(  # two figures may share a shape
-                case, torch.device(device), repeats, names, kernels is not None, blocks
+                case, torch.device(device), repeats, names, kernels is not None, blocks, profiled
             )
             _free()
             slowest = max(slowest, time.monotonic() - start)
@@ -301,6 +303,7 @@ def _run_case(
     kernels: Sequence[str],
     forced: bool,
     blocks: dict[tuple[object, ...], Callable[..., Tensor]],
+    profiled: bool,
 ) -> list[BenchRow]:
     shape = (*case.shape, str(case.dtype).removeprefix("torch."))
     try:
@@ -343,7 +346,9 @@ def _run_case(
             continue
         taken = times[candidate.name]
         summary = (statistics.median(taken), min(taken), max(taken))
-        rows.append(BenchRow(case.figure, candidate.name, *shape, *summary, peak_gib=peak, note=candidate.note()))
+        profile = _profile(candidate.step, device) if profiled else None
+        row = BenchRow(case.figure, candidate.name, *shape, *summary, peak, note=candidate.note(), kernels=profile)
+        rows.append(row)
     return rows
 
 
@@ -376,6 +381,14 @@ def _milliseconds(step: Callable[[], None], device: torch.device) -> float:
     end.record()
     torch.cuda.synchronize(device)
     return begin.elapsed_time(end)
+
+
+def _profile(step: Callable[[], None], device: torch.device) -> dict[str, float]:
+    profiler = Profiler(device)
+    profiler.start()
+    for _ in range(STEPS):
+        step()
+    return profiler.stop()
 
 
 @contextmanager

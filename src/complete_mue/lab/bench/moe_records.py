@@ -66,6 +66,12 @@ class BenchRow:
     peak_gib: float | None = None
     error: str | None = None
     note: str | None = None  # what a peer's tuner chose
+    kernels: dict[str, float] | None = None  # milliseconds by kernel, if it was profiled
+
+    @property
+    def title(self) -> str:
+        """What was timed, at which shape."""
+        return f"{self.kernel}, E = {self.experts}, k = {self.active}, h = {self.expert_width}"
 
     @property
     def shape(self) -> tuple[str, int, int, int, int, int]:

@@ -20,6 +20,7 @@ import torch
 from rich.table import Table
 
 from complete_mue.lab.bench.machine import machine
+from complete_mue.lab.bench.profiler import Profiler
 from complete_mue.lab.recipes import recipe
 from complete_mue.lab.sweep.fused import train_fused
 from complete_mue.lab.train.config import RunConfig, override
@@ -45,6 +46,12 @@ class SweepBenchRow:
     ms_per_step: float
     tokens_per_second: float
     peak_gib: float | None
+    kernels: dict[str, float] | None = None  # milliseconds per step by kernel, if it was profiled
+
+    @property
+    def title(self) -> str:
+        """What was timed."""
+        return f"{self.layout}, K = {self.replicas}{', recorded' if self.recorded else ''}"
 
 
 @dataclass(frozen=True)
@@ -93,11 +100,13 @@ def run(
     *,
     intervals: int = 8,
     overrides: Sequence[str] = (),
+    profiled: bool = False,
     each: Callable[[SweepBench], None] = lambda so_far: None,
 ) -> SweepBench:
     """Time every layout at every K, on a GPU also with the step recorded as a CUDA graph.
 
-    ``overrides`` change the config, ``each`` sees the rows so far.
+    ``overrides`` change the config, ``each`` sees the rows so far; ``profiled`` also records the time of every kernel,
+    in an interval of its own.
     """
     count("intervals", intervals)
     place = pick_device(device)
@@ -107,19 +116,36 @@ def run(
         config = override(recipe(f"{base}:{layout}"), *changes, *overrides, f"device={place.type}")
         for recorded in (False, True) if place.type == "cuda" else (False,):
             for number in replicas:
-                rows.append(_time(config, layout, count("replicas", number), place, intervals, recorded))
+                rows.append(_time(config, layout, count("replicas", number), place, intervals, recorded, profiled))
                 each(SweepBench(tuple(rows), where))
     return SweepBench(tuple(rows), where)
 
 
 def _time(
-    config: RunConfig, layout: str, replicas: int, device: torch.device, intervals: int, recorded: bool
+    config: RunConfig,
+    layout: str,
+    replicas: int,
+    device: torch.device,
+    intervals: int,
+    recorded: bool,
+    profiled: bool,
 ) -> SweepBenchRow:
-    steps = _INTERVAL * (_WARM_UP + intervals) + 1
+    timed = _WARM_UP + intervals
+    steps = _INTERVAL * (timed + profiled) + 1
     config = override(config, f"budget.steps={steps}", f"log_every={_INTERVAL}", "betas=hold")
     lr = config.reference.hyper.lr
     configs = [override(config, f"reference.hyper.lr={lr * 2.0 ** (-k / 4)}") for k in range(replicas)]
     threads, ticks = torch.get_num_threads(), []
+    profiler, kernels = Profiler(device) if profiled else None, None
+
+    def tick(step: int, losses: list[float]) -> None:
+        nonlocal kernels
+        ticks.append(time.perf_counter())
+        if profiler is not None and len(ticks) == timed + 1:
+            profiler.start()
+        elif profiler is not None and len(ticks) == timed + 2:
+            kernels = profiler.stop(_INTERVAL)
+
     if device.type == "cuda":
         gc.collect()
         torch.compiler.reset()
@@ -128,11 +154,11 @@ def _time(
     else:
         torch.set_num_threads(1)
     try:
-        train_fused(configs, graph=recorded, report=lambda step, losses: ticks.append(time.perf_counter()))
+        train_fused(configs, graph=recorded, report=tick)
     finally:
         torch.set_num_threads(threads)
-    spans = [later - earlier for earlier, later in itertools.pairwise(ticks)][_WARM_UP:]
+    spans = [later - earlier for earlier, later in itertools.pairwise(ticks)][_WARM_UP:timed]
     per_step = statistics.median(spans) / _INTERVAL
     tokens = replicas * config.budget.batch_tokens
     peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
-    return SweepBenchRow(layout, replicas, recorded, tokens, 1000 * per_step, tokens / per_step, peak)
+    return SweepBenchRow(layout, replicas, recorded, tokens, 1000 * per_step, tokens / per_step, peak, kernels)

@@ -22,6 +22,7 @@ from rich.table import Table
 
 from complete_mue.errors import RunError
 from complete_mue.lab.bench.machine import machine
+from complete_mue.lab.bench.profiler import STEPS, Profiler
 from complete_mue.lab.recipes import recipe as named
 from complete_mue.lab.train.config import RunConfig, TextTask, override
 from complete_mue.lab.train.flops import Meter
@@ -50,6 +51,12 @@ class TrainBenchRow:
     mfu: float | None = None
     peak_gib: float | None = None
     reserved_gib: float | None = None
+    kernels: dict[str, float] | None = None  # milliseconds per step by kernel, if it was profiled
+
+    @property
+    def title(self) -> str:
+        """What was timed."""
+        return self.what
 
     @classmethod
     def of(cls, what: str, tokens: int, spans: Sequence[float], **more: Any) -> TrainBenchRow:
@@ -174,8 +181,10 @@ def measure(
     warm_up: int = 3,
     device: str = "auto",
     report: Callable[[str], None] = lambda text: None,
+    profiled: bool = False,
 ) -> TrainBench:
     """Take ``warm_up`` steps (which compile) and ``steps`` timed ones of a recipe; the median step counts.
+    ``profiled``: a few more, to record the time of every kernel.
 
     Weights are not drawn by the plan, which would take longer than the steps of a large model; speed and memory do not
     depend on them. Memory that does not suffice is an error that says what to change.
@@ -187,7 +196,7 @@ def measure(
         torch.cuda.reset_peak_memory_stats(place)
     try:
         trainer = Trainer(config, place, draw=False)
-        trainer.task.check_holds(Budget(config.budget.batch_tokens, total))
+        trainer.task.check_holds(Budget(config.budget.batch_tokens, total + (STEPS if profiled else 0)))
         trainer.start()
         meter, ticks, loss = Meter(config, trainer.task, place), [_tick(place)], None
         for number in range(total):
@@ -198,6 +207,7 @@ def measure(
                 report(f"step {number + 1}/{total}  loss {loss:.4f}")
         if on_gpu:
             torch.cuda.synchronize(place)
+        kernels = _kernels(trainer, total, place) if profiled else None
     except torch.OutOfMemoryError as problem:
         raise RunError(
             f"{recipe} does not fit on this device ({str(problem).splitlines()[0]}); take smaller micro-batches "
@@ -210,9 +220,17 @@ def measure(
         memory["reserved_gib"] = torch.cuda.max_memory_reserved(place) / 2**30
     tokens = config.budget.batch_tokens
     mfu = tokens * meter.cost.flops_per_token / statistics.median(spans) / meter.peak if meter.peak else None
-    row = TrainBenchRow.of(TRAINER, tokens, spans, mfu=mfu, **memory)
+    row = TrainBenchRow.of(TRAINER, tokens, spans, mfu=mfu, kernels=kernels, **memory)
     counted = _parameters(config, trainer.model)
     return TrainBench((row,), machine(place), recipe, tuple(overrides), steps, counted, loss)
+
+
+def _kernels(trainer: Trainer, first: int, device: torch.device) -> dict[str, float]:
+    profiler = Profiler(device)
+    profiler.start()
+    for number in range(first, first + STEPS):
+        trainer.step(number)
+    return profiler.stop()
 
 
 def _tick(device: torch.device) -> Any:
