@@ -119,7 +119,7 @@ def _train(
                 return result
             write_json(run / "config.json", config.to_dict())
             write_json(run / "plan.json", trainer.plan.to_dict())
-            metrics = Metrics(run, start, config)
+            metrics = Metrics(run, start, config, warn)
             try:
                 result = _steps(trainer, run, start, metrics, report, stopped)
             finally:

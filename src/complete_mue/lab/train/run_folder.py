@@ -13,6 +13,8 @@ import hashlib
 import itertools
 import json
 import os
+import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,12 +27,12 @@ from complete_mue.storage import whole
 class Metrics:
     """metrics.jsonl: one line per step; on resume, lines of steps that will be run again go to metrics-cut.jsonl."""
 
-    def __init__(self, run: Path, start: int, config: RunConfig) -> None:
+    def __init__(self, run: Path, start: int, config: RunConfig, warn: Callable[[str], None]) -> None:
         self.path = run / "metrics.jsonl"
         self._wandb = _wandb(run, config) if config.wandb else None
         _cut(self.path, start)
         self._file = self.path.open("a", encoding="utf-8")
-        self._board = _tensorboard(run)
+        self._board = _Board(run / "tensorboard", warn)
 
     def write(self, lines: list[dict[str, Any]]) -> None:
         """Append lines and hand them to the system."""
@@ -43,9 +45,7 @@ class Metrics:
             ) from None
         for line in lines:
             numbers = _numbers(line)
-            if self._board is not None:
-                for key, value in numbers.items():
-                    self._board.add_scalar(key, value, line["step"])
+            self._board.write(numbers, line["step"])
             if self._wandb is not None:
                 self._wandb.log(numbers, step=line["step"])
 
@@ -53,8 +53,7 @@ class Metrics:
         """Done."""
         with contextlib.suppress(OSError):
             self._file.close()
-        if self._board is not None:
-            self._board.close()
+        self._board.close()
         if self._wandb is not None:
             self._wandb.finish()
 
@@ -136,9 +135,50 @@ def _wandb(run: Path, config: RunConfig) -> Any:
     )
 
 
-def _tensorboard(run: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(run / "tensorboard"))
+class _Board:
+    """TensorBoard's event file, where TensorBoard is installed; if it cannot be written, the run goes on without it.
+
+    Events are written at once, without torch's SummaryWriter. That one writes from a thread: what fails there is raised
+    in the run, and if the thread is killed, the run waits for it forever.
+    """
+
+    def __init__(self, folder: Path, warn: Callable[[str], None]) -> None:
+        self._folder, self._warn, self._file = folder, warn, None
+        try:
+            from tensorboard.compat.proto.event_pb2 import Event
+            from tensorboard.summary.writer.record_writer import RecordWriter
+        except ImportError:
+            return
+        self._event = Event
+        name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"  # read in this order
+        try:
+            folder.mkdir(exist_ok=True)
+            self._file = RecordWriter((folder / name).open("xb"))
+        except OSError as problem:
+            self._give_up(problem)
+        self._append(wall_time=time.time(), file_version="brain.Event:2")
+
+    def write(self, numbers: dict[str, float], step: int) -> None:
+        """Append a step's numbers and hand them to the system."""
+        values = [{"tag": key, "simple_value": number} for key, number in numbers.items()]
+        self._append(wall_time=time.time(), step=step, summary={"value": values})
+
+    def close(self) -> None:
+        """Done."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+
+    def _append(self, **event: Any) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.write(self._event(**event).SerializeToString())
+            self._file.flush()
+        except OSError as problem:
+            self._give_up(problem)
+
+    def _give_up(self, problem: OSError) -> None:
+        self.close()
+        self._file = None
+        self._warn(f"{self._folder} could not be written ({problem.strerror}); the run goes on without TensorBoard")
