@@ -26,7 +26,7 @@ from complete_mue.lab.models.residual_layer import LayerOptions
 from complete_mue.lab.nn.router import Routing
 from complete_mue.lab.sweep.adamw import ReplicaAdamW, ReplicaSettings
 from complete_mue.lab.train.config import RunConfig
-from complete_mue.lab.train.cuda_graph import Recorded
+from complete_mue.lab.train.cuda_graph import WARM_UP, Recorded
 from complete_mue.lab.train.schedule import last_window
 from complete_mue.lab.train.task import Batch, Task, build
 from complete_mue.lab.train.trainer import added, balance, pick_device
@@ -54,11 +54,13 @@ def train_fused(
     dtype: torch.dtype = torch.float32,
     graph: bool = True,
     report: Report = lambda step, losses: None,
+    ready: Callable[[], None] = lambda: None,
 ) -> tuple[list[FusedResult], nn.Module]:
     """Train all configs together; returns their results and the model, whose parameters are [K, ...].
 
     ``report`` gets the step and the losses [K] of every ``log_every``-th step. On a GPU, ``graph`` records a step once
-    and replays it, so that the host's pace does not matter.
+    and replays it, so that the host's pace does not matter. ``ready`` is called once, when all is compiled and recorded
+    and training is all that is left.
     """
     _check_alike(configs)
     first, device = configs[0], pick_device(configs[0].device)
@@ -86,6 +88,8 @@ def train_fused(
     history: list[Tensor] = []
     routings: list[Routing] = []
     for step, batch in enumerate(_placed_batches(tasks, whose, steps, dtype)):
+        if step == WARM_UP + 1:
+            ready()
         loss, routings = take(factors[step], *batch)
         history.append(loss.clone())
         if step % first.log_every == 0:

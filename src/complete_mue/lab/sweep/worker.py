@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 
 import torch
 
 from complete_mue.lab.records import LossCurve, Outcome
 from complete_mue.lab.sweep.fused import FusedResult, train_fused
+from complete_mue.lab.sweep.gpu_turn import Turn, lock_of
 from complete_mue.lab.train.config import RunConfig, pinned
 from complete_mue.lab.train.schedule import last_window
+from complete_mue.lab.train.trainer import pick_device
 
 BINS = 100  # a record's loss curve is the mean over at most this many spans of steps
 FIRST = 100  # and its first losses one by one
@@ -26,8 +29,9 @@ def work(configs: Sequence[RunConfig], *, threads: int | None = None, report: Pr
         torch.cuda.empty_cache()
         _forget_programs(configs)
     start, data = time.perf_counter(), pinned(configs[0]).task.data
-    results, _ = train_fused(configs, report=report)
-    seconds = time.perf_counter() - start
+    with closing(Turn(lock_of(pick_device(configs[0].device)))) as turn:
+        results, _ = train_fused(configs, report=report, ready=turn.take)
+    seconds = time.perf_counter() - start - turn.waited
     return [
         _outcome(result, config, seconds, len(configs), data) for result, config in zip(results, configs, strict=True)
     ]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_WARM_UP = 3  # calls taken the plain way: they compile, choose algorithms and allocate
+WARM_UP = 3  # calls taken the plain way: they compile, choose algorithms and allocate
 
 
 class Recorded:
@@ -38,7 +38,7 @@ class Recorded:
         for held, given in zip(self._inputs, tensors, strict=True):
             held.copy_(given, non_blocking=True)
         self._taken += 1
-        if self._graph is None and self._taken > _WARM_UP and not self._plain:
+        if self._graph is None and self._taken > WARM_UP and not self._plain:
             self._record()
         if self._graph is not None:
             self._graph.replay()

@@ -1,0 +1,51 @@
+"""Programs that share a GPU train one after another; while one trains, the others compile.
+
+Two at once would get the GPU in slices of time. A small model leaves most of it idle in each of them, so both together
+take longer than one after the other. Compiling, which needs no GPU, takes as long as training such a model.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from complete_mue.errors import FileError
+from complete_mue.storage import open_lock
+
+
+def lock_of(device: torch.device) -> Path | None:
+    """The file that this user's programs on a GPU lock in turn; None on any other device."""
+    if device.type != "cuda":
+        return None
+    gpu = torch.cuda.get_device_properties(device).uuid
+    return Path(tempfile.gettempdir()) / f"complete-mue-{os.getuid()}-{gpu}.lock"
+
+
+class Turn:
+    """One program's turn, from `take` to `close`, or to the end of its process. A lock that cannot be had is none."""
+
+    def __init__(self, lock: Path | None) -> None:
+        self._lock, self._handle = lock, -1
+        self.waited = 0.0  # seconds
+
+    def take(self) -> None:
+        """Wait until no other program has it."""
+        if self._lock is None or self._handle >= 0:
+            return
+        began = time.perf_counter()
+        with suppress(OSError, FileError):
+            self._handle = open_lock(self._lock)
+            fcntl.flock(self._handle, fcntl.LOCK_EX)
+        self.waited = time.perf_counter() - began
+
+    def close(self) -> None:
+        """Let the next one begin."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1

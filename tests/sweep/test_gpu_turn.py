@@ -1,0 +1,89 @@
+"""Programs that share a GPU: one trains at a time, and none waits for one that died."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from complete_mue.lab.recipes import lm_tiny
+from complete_mue.lab.sweep.fused import train_fused
+from complete_mue.lab.sweep.gpu_turn import Turn, lock_of
+from complete_mue.lab.train.config import override
+from complete_mue.lab.train.cuda_graph import WARM_UP
+
+FORK = multiprocessing.get_context("fork")
+
+
+def hold(lock: Path, seconds: float, told: Any) -> None:
+    with closing(Turn(lock)) as turn:
+        turn.take()
+        began = time.monotonic()
+        told.send(began)
+        time.sleep(seconds)
+        told.send(time.monotonic())
+
+
+def holder(lock: Path, seconds: float) -> tuple[Any, Any]:
+    ours, theirs = FORK.Pipe()
+    process = FORK.Process(target=hold, args=(lock, seconds, theirs), daemon=True)
+    process.start()
+    return process, ours
+
+
+def test_turns_do_not_overlap(tmp_path: Path) -> None:
+    holders = [holder(tmp_path / "gpu.lock", 0.2) for _ in range(3)]
+    spans = sorted((told.recv(), told.recv()) for _, told in holders)
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
+
+
+def test_a_turn_ends_with_its_process(tmp_path: Path) -> None:
+    process, told = holder(tmp_path / "gpu.lock", 600)
+    told.recv()
+    process.kill()
+    process.join()
+    with closing(Turn(tmp_path / "gpu.lock")) as turn:
+        turn.take()
+    assert turn.waited < 60
+
+
+def test_waiting_is_counted(tmp_path: Path) -> None:
+    _, told = holder(tmp_path / "gpu.lock", 0.3)
+    began = told.recv()
+    with closing(Turn(tmp_path / "gpu.lock")) as turn:
+        turn.take()
+        assert time.monotonic() - began >= 0.3
+    assert turn.waited > 0
+
+
+@pytest.mark.parametrize("place", ["missing/gpu.lock", "link"])
+def test_a_lock_that_cannot_be_had_is_none(tmp_path: Path, place: str) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    with closing(Turn(tmp_path / place)) as turn:
+        turn.take()
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_cpu_has_no_turns() -> None:
+    assert lock_of(torch.device("cpu")) is None
+    with closing(Turn(None)) as turn:
+        turn.take()
+    assert turn.waited == 0
+
+
+def test_training_says_once_when_it_is_ready() -> None:
+    steps = WARM_UP + 4
+    config = override(
+        lm_tiny("8e2a"), "shape.width=16", "shape.depth=1", "shape.head_dim=8", "task.sequence=16",
+        "budget.batch_tokens=32", f"budget.steps={steps}", "log_every=1", "betas=hold", "device=cpu",
+    )  # fmt: skip
+    said: list[str] = []
+    train_fused([config], report=lambda step, losses: said.append(f"step {step}"), ready=lambda: said.append("ready"))
+    assert said.index("ready") == said.index(f"step {WARM_UP}") + 1
+    assert said.count("ready") == 1
