@@ -39,6 +39,7 @@ from turns import mue, take_turns, taken
 
 from complete_mue.lab.paper_figures import FIGURES
 from complete_mue.lab.sweep.request import SweepRequest
+from complete_mue.lab.train.config import PictureTask, RunConfig
 from complete_mue.layout.toml_files import read_reference, reference_toml
 from complete_mue.rules.batch_duration import schedule_factor, transfer_beta
 from complete_mue.storage import write_text
@@ -154,8 +155,8 @@ class Evidence:
         return [part for change in (f"task.source={self.source}", *changes) for part in ("--set", change)]
 
 
-def cost(command: list[str], seen: set[str]) -> tuple[int, int]:
-    """Runs and tokens of a sweep that no sweep before it has; untuned, those of the scale's own values."""
+def cost(command: list[str], seen: set[str]) -> tuple[int, float]:
+    """Runs that no sweep before it has, and their tokens, counted by what they cost; untuned, at the scale's values."""
     parser = argparse.ArgumentParser()
     parser.add_argument("figure")
     parser.add_argument("--reference", type=Path)
@@ -180,9 +181,18 @@ def cost(command: list[str], seen: set[str]) -> tuple[int, int]:
         seeds=asked.seeds, span=(float(low), float(high)) if asked.octaves else asked.span,
         per_octave=asked.per_octave, overrides=asked.set,
     )  # fmt: skip
-    new = [point for point in request.sweep().points if is_longer or point.id not in seen]
+    sweep = request.sweep()
+    new = [point for point in sweep.points if is_longer or point.id not in seen]
     seen |= {point.id for point in new}
-    return len(new), sum(point.config.budget.tokens for point in new) * (LONGER if is_longer and not is_tuned else 1)
+    tokens = sum(point.config.budget.tokens * _weight(point.config, sweep.reference.config) for point in new)
+    return len(new), tokens * (LONGER if is_longer and not is_tuned else 1)
+
+
+def _weight(config: RunConfig, reference: RunConfig) -> float:
+    """What a token costs, in tokens of text at the reference's size; a picture's captions are tokens, too."""
+    size = config.shape.depth * config.shape.width / (reference.shape.depth * reference.shape.width)
+    task = config.task
+    return size * (1 + task.text_length / task.tokens_per_row()) if isinstance(task, PictureTask) else size
 
 
 def main() -> int:
@@ -216,7 +226,7 @@ def main() -> int:
         seen: set[str] = set()
         for command in (evidence.command(*entry) for entry in evidence.sweeps()):
             runs, tokens = cost(command, seen)
-            size = f"{runs} new runs, {tokens / 1e9:.2f} G tokens, {tokens / 6e8:.1f} min at 10 M tokens/s"
+            size = f"{runs} new runs, as much as {tokens / 1e9:.2f} G tokens, {tokens / 6e8:.1f} min at 10 M tokens/s"
             print(f"# {Path(command[-1]).name}: {size}")
             print("mue", shlex.join(command))
         return 0
