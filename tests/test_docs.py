@@ -116,6 +116,14 @@ def test_kernel_tables_equal_the_records(folder: str, figure: str, axis: str) ->
                 assert cell == f"{row['ms']:.1f} ({row['ms'] / dense:.2f})"
 
 
+def test_the_readme_quotes_whole_layers_as_measured() -> None:
+    rows = json.loads((ROOT / "docs/results/moe_layers/moe.json").read_text(encoding="utf-8"))["rows"]
+    times = {(row["kernel"], row["experts"]): row["ms"] for row in rows if row["figure"] == "layer_experts"}
+    ratios = [times[name, e] / times["dense, compiled", e] for name in ("triton", "sonic, tuned") for e in (32, 128)]
+    text = (ROOT / "README.md").read_text(encoding="utf-8").split("## Fast MoE layers")[1].split("##")[0]
+    assert re.findall(r"[\d.]+(?=x)", text) == [f"{ratio:.2f}" for ratio in ratios]
+
+
 def test_cpu_table_equals_the_records() -> None:
     records = json.loads((ROOT / "docs/results/moe_cpu/moe.json").read_text(encoding="utf-8"))["rows"]
     times = {(row["kernel"], row["expert_width"]): row["ms"] for row in records}
