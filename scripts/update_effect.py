@@ -27,8 +27,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from complete_mue.apply.effect import update_effect
-from complete_mue.lab.report.pictures import Dot, Drawn, Panel, Picture, linear_axis
-from complete_mue.lab.report.plots import can_plot, write_png
+from complete_mue.chart import Dot, Drawn, Panel, Picture, linear_axis
+from complete_mue.chart_svg import write_svg
 from complete_mue.lab.report.summary import summarize
 from complete_mue.lab.sweep.figures import SCALES, base_config
 from complete_mue.lab.sweep.roles import target_of
@@ -130,20 +130,19 @@ def against_optima(records: Records, pack: Path, out: Path) -> str:
     )
     if others := [row for row in rows if row[0] in PREDICTED]:
         lines.append(f"the others, by the same power: chi squared {_squares(others, power) / len(others):.1f} each")
-    if can_plot():
-        ends = tuple(Dot(x, power * x, "fit") for x in (0.0, max(x for _, x, _, _ in rows)))
-        kinds: dict[str, list[Dot]] = {"fitted": [], "fitted, routing shuffled": [], "predicted before": []}
-        for name, x, y, e in rows:
-            kind = "predicted before" if name in PREDICTED else "fitted" + ", routing shuffled" * ("shuffled" in name)
-            kinds[kind].append(Dot(x, y, name, e))
-        drawn = (
-            Drawn(f"alignment^{power:.1f}", 0, ends, markers=False),
-            *(Drawn(kind, 1 + k, tuple(dots), joined=False) for k, (kind, dots) in enumerate(kinds.items())),
-        )
-        panel = Panel("", linear_axis("alignment of expert_up's updates, octaves over dense", [0, 1.2]), drawn)
-        y = linear_axis("optimum of expert_up's lr, octaves", [0.5, *(y - e for _, _, y, e in rows)])
-        title = "The more an expert's updates agree with its tokens, the smaller its learning rate"
-        write_png(Picture("alignment", title, "", y, (panel,), level=0.0), out / "alignment.png")
+    ends = tuple(Dot(x, power * x, "fit") for x in (0.0, max(x for _, x, _, _ in rows)))
+    kinds: dict[str, list[Dot]] = {"fitted": [], "fitted, routing shuffled": [], "predicted before": []}
+    for name, x, y, e in rows:
+        kind = "predicted before" if name in PREDICTED else "fitted" + ", routing shuffled" * ("shuffled" in name)
+        kinds[kind].append(Dot(x, y, name, e))
+    drawn = (
+        Drawn(f"alignment^{power:.1f}", 0, ends, markers=False),
+        *(Drawn(kind, 1 + k, tuple(dots), joined=False) for k, (kind, dots) in enumerate(kinds.items())),
+    )
+    panel = Panel("", linear_axis("alignment of expert_up's updates, octaves over dense", [0, 1.2]), drawn)
+    y = linear_axis("optimum of expert_up's lr, octaves", [0.5, *(y - e for _, _, y, e in rows)])
+    title = "The more an expert's updates agree with its tokens, the smaller its learning rate"
+    write_svg(Picture("alignment", title, "", y, (panel,), level=0.0), out / "alignment.svg")
     return "\n".join(lines)
 
 

@@ -198,7 +198,7 @@ def test_a_page_of_results_equals_its_records(page: Path, monkeypatch: pytest.Mo
     assert_same_page(f"\n{article(made, page)}", written)
     files = [path for path in page.with_suffix("").rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) <= 20e6
-    drawn = {f"{c.stem}-{picture.key}.png" for c in made for picture in shown(c.summary)}
+    drawn = {f"{c.stem}-{picture.key}.svg" for c in made for picture in shown(c.summary)}
     assert {path.name for path in files} == drawn | {path.name for path in found}
 
 

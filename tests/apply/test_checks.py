@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from typer.testing import CliRunner
@@ -84,8 +85,9 @@ def test_report_files(groups_check: CheckResult, tmp_path: Path) -> None:
     assert [axis["axis"] for axis in read["axes"]] == ["grouped"]
     assert all(len(role["points"]) == 3 for role in read["axes"][0]["roles"])
     assert any(role["change_error"] > 0 for role in read["axes"][0]["roles"])
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["check.json", "check.png"]
+    drawn = " ".join(ElementTree.parse(picture).getroot().itertext())
+    assert all(text in drawn for text in ("expert_up", "grouped:", "relative to the first point"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["check.json", "check.svg"]
     assert any(part.startswith("ok: ") for part in tables(groups_check) if isinstance(part, str))
 
 

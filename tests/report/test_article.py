@@ -58,9 +58,9 @@ def test_the_page_has_everything(runs: Path, tmp_path: Path, monkeypatch: pytest
         assert "| --- |" in folded.partition("</details>")[0]
     links = re.findall(r"\]\(([^)]+)\)", text)
     assert all((page.parent / link).is_file() for link in links)
-    pictures = {link for link in links if link.endswith(".png")}
+    pictures = {link for link in links if link.endswith(".svg")}
     assert pictures == {
-        f"transfer/{name}.png"
+        f"transfer/{name}.svg"
         for name in (
             "lm-activated-lr", "lm-activated-weight_decay", "lm-activated-first-steps", "lm-width-lr",
             "lm-scaling-scaling", "lm-scaling-speedup", "dit-activated-lr", "dit-activated-first-steps",
@@ -145,7 +145,7 @@ def test_words_of_ones_own_stay_and_the_rest_is_replaced(sweep_folder: Write, tm
     assert text.startswith("Before.\n\n# Transfer\n")
     assert text.endswith("<!-- end -->\n\nAfter, <!-- end --> too.\n")
     assert "Activated experts" not in text
-    assert [path.name for path in (tmp_path / "docs" / "transfer").glob("*.png")] == ["lm-width-lr.png"]
+    assert [path.name for path in (tmp_path / "docs" / "transfer").glob("*.svg")] == ["lm-width-lr.svg"]
     write_page(runs, "--page", page)
     assert generated(page.read_text(), page) == generated(first, page)
 

@@ -39,7 +39,7 @@ def test_a_packed_sweep_gives_the_same_report(sweep_folder: Write, tmp_path: Pat
     out = tmp_path / "out"
     mue_report(folder, "--out", out / "a")
     mue_report(path, "--out", out / "b")
-    for name in ("report.html", "report.json", "report.csv", "report.md", "report-synthetic-lr.png"):
+    for name in ("report.html", "report.json", "report.csv", "report.md", "report-synthetic-lr.svg"):
         assert (out / "a" / name).read_bytes() == (out / "b" / name).read_bytes()
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from complete_mue.apply.checks import AxisCheck, CheckResult
 from complete_mue.apply.judge import OK, Slope
-from complete_mue.storage import whole, write_json
+from complete_mue.chart import Axis, Dot, Drawn, Panel, Picture, log_axis
+from complete_mue.chart_svg import write_svg
+from complete_mue.storage import write_json
 from complete_mue.tabular import terminal_table
 
 if TYPE_CHECKING:
@@ -90,64 +92,33 @@ def verdict(result: CheckResult) -> str:
     return "failed: " + "; ".join(parts) + left
 
 
-def plot(result: CheckResult, file: BinaryIO) -> None:
+_LOW, _HIGH = 0.2, 5.0  # what is further off is drawn there
+
+
+def picture(result: CheckResult) -> Picture:
     """Change of every role's activations along each axis, on log axes: flat lines are right."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    columns = min(3, len(result.axes))
-    rows = -(-len(result.axes) // columns)
-    figure, grid = plt.subplots(rows, columns, figsize=(4.2 * columns, 3.4 * rows), squeeze=False, layout="constrained")
-    for panel, axis in zip(grid.flat, result.axes, strict=False):
-        _panel(panel, axis)
-    for panel in list(grid.flat)[len(result.axes) :]:
-        panel.axis("off")
-    handles, labels = grid.flat[0].get_legend_handles_labels()
-    for panel in grid.flat[1:]:
-        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
-            if label not in labels:
-                handles.append(handle)
-                labels.append(label)
-    figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=8, frameon=False)
-    figure.suptitle(
-        f"Change of activations after {result.steps} steps, rules {result.rules}: flat is right", fontsize=11
-    )
-    figure.savefig(file, dpi=150, format="png")
-    plt.close(figure)
+    roles = dict.fromkeys(role.role for axis in result.axes for role in axis.roles)
+    styles = {role: style for style, role in enumerate(roles, start=1)}
+    y = Axis("relative to the first point", _LOW, _HIGH, tuple((v, f"{v:g}") for v in (0.25, 0.5, 1, 2, 4)), log=True)
+    title = f"Change of activations after {result.steps} steps, rules {result.rules}: flat is right"
+    return Picture("check", title, "", y, tuple(_panel(axis, styles) for axis in result.axes), level=1.0)
 
 
-_COLOURS = {
-    "embedding": "#7f7f7f", "readout": "#17becf", "attention_in": "#1f77b4", "attention_out": "#aec7e8",
-    "dense_up": "#2ca02c", "dense_down": "#98df8a", "shared_up": "#9467bd", "shared_down": "#c5b0d5",
-    "expert_up": "#d62728", "expert_down": "#ff7f0e", "router": "#8c564b", "modulation": "#e377c2",
-}  # fmt: skip
-
-
-def _panel(panel: object, axis: AxisCheck) -> None:
+def _panel(axis: AxisCheck, styles: dict[str, int]) -> Panel:
+    lines = []
     for role in axis.roles:
         start = role.points[0].change or 1.0
-        relative = [point.change / start for point in role.points]
-        panel.plot(  # type: ignore[attr-defined]
-            axis.xs, relative, marker="o", markersize=3, linewidth=1.2,
-            linestyle="-" if role.ok else "--", color=_COLOURS.get(role.role), label=role.role,
-        )  # fmt: skip
-    panel.set_xscale("log", base=2)  # type: ignore[attr-defined]
-    panel.set_yscale("log", base=2)  # type: ignore[attr-defined]
-    panel.set_ylim(0.2, 5)  # type: ignore[attr-defined]
-    panel.axhline(1, color="0.85", linewidth=0.8, zorder=0)  # type: ignore[attr-defined]
-    state = "moves" if not axis.ok else "cannot tell" if axis.unsure else "ok"
-    panel.set_title(f"{axis.axis}: {state}", fontsize=10)  # type: ignore[attr-defined]
-    panel.set_xlabel(axis.axis, fontsize=9)  # type: ignore[attr-defined]
-    panel.set_ylabel("relative to the first point", fontsize=8)  # type: ignore[attr-defined]
+        values = [min(max(point.change / start, _LOW), _HIGH) for point in role.points]
+        dots = (Dot(x, value, f"{role.role}: {value:.2f}") for x, value in zip(axis.xs, values, strict=True))
+        lines.append(Drawn(role.role, styles[role.role], tuple(dots)))
+    moved = ", ".join(role.role for role in axis.roles if not role.ok)
+    state = f"{moved} moves" if moved else "cannot tell" if axis.unsure else "ok"
+    return Panel(f"{axis.axis}: {state}", log_axis(axis.axis, axis.xs, "{:g}".format), tuple(lines))
 
 
 def write(result: CheckResult, folder: Path) -> list[Path]:
-    """check.json and check.png in a folder; each file appears whole or not at all."""
+    """check.json and check.svg in a folder; each file appears whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
-    data, picture = folder / "check.json", folder / "check.png"
+    data = folder / "check.json"
     write_json(data, result.to_dict())
-    with whole(picture) as file:
-        plot(result, file)
-    return [data, picture]
+    return [data, write_svg(picture(result), folder / "check.svg", columns=3)]

@@ -100,7 +100,7 @@ def bench_moe_command(
     _show(result, json, None if draw else out)
     drawn = draw or (out / "moe.json" if out else None)
     if drawn is not None:
-        print(f"wrote {result.plot(drawn.with_suffix('.png'))}", file=sys.stderr)
+        print(f"wrote {result.plot(drawn.with_suffix('.svg'))}", file=sys.stderr)
 
 
 @bench.command("sweep")

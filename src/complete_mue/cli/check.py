@@ -37,7 +37,7 @@ def check_command(
     update_effect: Annotated[
         bool, typer.Option("--update-effect", help="Also measure how much updates change each role's output.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder for check.json and check.png.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for check.json and check.svg.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check that a training setup follows its plan.

@@ -230,9 +230,7 @@ def speedup_command(
     folder = out or target
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "speedup.json", to_dict(found))
-    picture = draw(found, folder / "speedup.png")
+    picture = draw(found, folder / "speedup.svg")
     print(jsonlib.dumps(to_dict(found), indent=2) if json else to_text(found))
     if not json:
-        print(
-            f"wrote {folder / 'speedup.json'}" + (f" and {picture}" if picture else "; no picture without matplotlib")
-        )
+        print(f"wrote {folder / 'speedup.json'} and {picture}")

@@ -46,7 +46,7 @@ def report_command(
     """Show whether the transfer held, in words and pictures.
 
     Gives the optimum, drift and regret of every layout, and says what is missing from an unfinished sweep. Writes
-    report.html (one page, works offline), report.json, report.csv, report.md, and PNGs if matplotlib is installed. With
+    report.html (one page, works offline), report.json, report.csv, report.md, and the pictures as SVG. With
     --pack or --page it writes those instead; add --out to get both.
 
     Example:  mue report runs/activated
@@ -100,14 +100,11 @@ def report_command(
 
 
 def _write(summaries: list[Summary], folder: Path, notes: Console) -> None:
-    from complete_mue.lab.report.plots import can_plot
     from complete_mue.lab.report.write import write_report
 
     with notes.status("writing"):
         written = write_report(summaries, folder)
     notes.print(f"wrote {written[1]} and {len(written) - 1} files beside it")
-    if not can_plot():
-        notes.print("no PNGs: they need matplotlib (pip install 'complete-mue[plots]')")
 
 
 def show(summary: Summary, console: Console) -> None:

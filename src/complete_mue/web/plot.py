@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from complete_mue.chart import Dot, Drawn, Panel, Picture, log_axis
+from complete_mue.chart_svg import panel_svg
 from complete_mue.errors import MueError
-from complete_mue.lab.report.pictures import Dot, Drawn, Panel, Picture, log_axis
-from complete_mue.lab.report.svg import panel_svg
 from complete_mue.layout.notation import FeedForward, RoutedGroup
 from complete_mue.layout.shape import ModelShape
 from complete_mue.layout.tensors import Role

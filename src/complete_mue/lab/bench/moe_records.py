@@ -16,9 +16,9 @@ from typing import Any
 from rich.console import Group
 from rich.table import Table
 
+from complete_mue.chart import Dot, Drawn, Panel, Picture, linear_axis, log_axis
+from complete_mue.chart_svg import write_svg
 from complete_mue.errors import FileError, KernelError, ShapeError, nearest
-from complete_mue.lab.report.pictures import Dot, Drawn, Panel, Picture, linear_axis, log_axis
-from complete_mue.lab.report.plots import write_png
 from complete_mue.storage import write_json
 from complete_mue.tabular import terminal_table
 
@@ -159,14 +159,14 @@ class BenchResult:
         return table
 
     def plot(self, path: str | Path) -> Path:
-        """Draw one panel per figure: milliseconds against the varied number. Needs matplotlib."""
+        """Draw one panel per figure: milliseconds against the varied number."""
         path, times = Path(path), [row.ms for row in self.rows if row.ms]
         path.parent.mkdir(parents=True, exist_ok=True)
         wide = max(times, default=0.0) > 6 * min(times, default=0.0)
         y = log_axis("ms", times) if wide else linear_axis("ms", [0.0, *times])
         panels = tuple(self._panel(name) for name in self.figures)
         title, where = "MoE layer, forward + backward", ", ".join(self.machine.values())
-        return write_png(Picture("moe", title, "", y, panels, where=where), path)
+        return write_svg(Picture("moe", title, "", y, panels, where=where), path)
 
     def _panel(self, figure: str) -> Panel:
         axis, says = FIGURES.get(figure, ("experts", ""))

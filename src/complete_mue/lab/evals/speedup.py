@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from complete_mue.chart import Dot, Drawn, Panel, Picture, linear_axis
+from complete_mue.chart_svg import write_svg
 from complete_mue.errors import RunError
-from complete_mue.lab.report.pictures import Dot, Drawn, Panel, Picture, linear_axis
-from complete_mue.lab.report.plots import can_plot, write_png
 from complete_mue.lab.report.speedup import Speedup, speedup_curves
 from complete_mue.lab.train.config import RunConfig, read_config
 from complete_mue.lab.train.run_folder import read_metrics, with_loss
@@ -98,10 +98,8 @@ def to_text(found: Comparison) -> str:
     return "\n".join(lines)
 
 
-def draw(found: Comparison, path: Path) -> Path | None:
-    """The ratio along the loss as PNG, and beside it loss against steps; None without matplotlib."""
-    if not can_plot():
-        return None
+def draw(found: Comparison, path: Path) -> Path:
+    """The ratio along the loss as SVG, and beside it loss against steps."""
     curve = found.curve
     steps = [*curve.reference_steps, *curve.target_steps]
     runs = ((found.reference, curve.reference_steps), (found.target, curve.target_steps))
@@ -111,10 +109,10 @@ def draw(found: Comparison, path: Path) -> Path | None:
     )
     panel = Panel("", linear_axis("steps", steps), losses)
     title, axis = "Loss, stable phase", linear_axis("smoothed loss", curve.loss)
-    write_png(Picture("loss", title, "", axis, (panel,)), path.with_stem(f"{path.stem}-loss"))
+    write_svg(Picture("loss", title, "", axis, (panel,)), path.with_stem(f"{path.stem}-loss"))
     dots = tuple(Dot(loss, ratio, f"{ratio:.2f}x") for loss, ratio in zip(curve.loss, curve.ratio, strict=True))
     line = Drawn(f"median {found.median:.2f}x", 1, dots, markers=False)
     ratio = linear_axis(f"steps of {found.reference} / steps of {found.target}", [0.0, *curve.ratio])
     panel = Panel("", linear_axis("smoothed loss", curve.loss), (line,))
     title = "Convergence speedup, stable phase"
-    return write_png(Picture("speedup", title, "", ratio, (panel,), level=found.median), path)
+    return write_svg(Picture("speedup", title, "", ratio, (panel,), level=found.median), path)

@@ -6,7 +6,7 @@ speedup        steps of the reference for one step of the target, to the same lo
 verdict        what it means, in plain words
 summary        all of it for one sweep: ``summarize(folder)``
 across_sweeps  the verdict on many sweeps together
-tables, pictures -> svg, html_page, plots, write     for the terminal, the page, PNG, JSON, CSV, Markdown
+tables, pictures -> html_page, write                for the terminal, the page, SVG, JSON, CSV, Markdown
 markdown_page  many sweeps on one Markdown page, which may hold words of your own
 """
 

@@ -12,16 +12,18 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
+from complete_mue.chart import Picture
+from complete_mue.chart_svg import chart_css, marker, panel_svg, style_class
 from complete_mue.lab.report.estimator import WINDOW
 from complete_mue.lab.report.labels import TASKS
-from complete_mue.lab.report.pictures import Picture, pictures
+from complete_mue.lab.report.pictures import pictures
 from complete_mue.lab.report.summary import Summary
-from complete_mue.lab.report.svg import marker, panel_svg, style_class
 from complete_mue.lab.report.tables import Row, Table, tables
 from complete_mue.lab.report.verdict import DRIFT_GOAL, LEGEND, REGRET_GOAL, Line
 
 FORMAT = 1
 STYLE, SCRIPT = (files(__package__).joinpath(name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
+STYLE += chart_css()
 _READ = {"good": "Held: ", "bad": "Missed: ", "open": "Open: ", "note": "Note: "}
 
 

@@ -19,13 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from complete_mue.chart import Picture
+from complete_mue.chart_svg import write_svg
 from complete_mue.errors import FileError
 from complete_mue.lab.paper_figures import FIGURES
 from complete_mue.lab.records.pack import file_stem, portable
 from complete_mue.lab.report.across_sweeps import overview_lines, overview_table, tallies
 from complete_mue.lab.report.labels import TASKS, code, short_count
-from complete_mue.lab.report.pictures import Picture, pictures
-from complete_mue.lab.report.plots import write_png
+from complete_mue.lab.report.pictures import pictures
 from complete_mue.lab.report.summary import Summary
 from complete_mue.lab.report.tables import axis_table, markdown, role_table, runs_table
 from complete_mue.lab.report.verdict import LEGEND
@@ -34,7 +35,7 @@ from complete_mue.tabular import escaped
 
 END = "<!-- end -->"
 _FIRST_STEPS = "activated"  # the axis along which the paper shows the first steps
-_DPI, _COLUMNS = 120, 2
+_COLUMNS = 2
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,9 @@ def write_article(found: Sequence[tuple[Summary, Path]], page: Path) -> list[Pat
     written = []
     for chapter in made:
         for picture in shown(chapter.summary):
-            written.append(write_png(picture, folder / f"{chapter.stem}-{picture.key}.png", _COLUMNS, _DPI))
+            written.append(write_svg(picture, folder / f"{chapter.stem}-{picture.key}.svg", _COLUMNS))
     write_text(page, with_generated(before, page, article(made, page)))
-    for name in re.findall(rf"\]\({re.escape(folder.name)}/([^)/]+\.png)\)", generated(before, page) or ""):
+    for name in re.findall(rf"\]\({re.escape(folder.name)}/([^)/]+\.(?:png|svg))\)", generated(before, page) or ""):
         if folder / name not in written:
             (folder / name).unlink(missing_ok=True)
     return [page, *written]
@@ -152,7 +153,7 @@ def _section(chapter: Chapter, page: Path) -> list[str]:
         picture = drawn[key]
         panels = ", ".join(panel.title for panel in picture.panels if panel.title)
         alt = f"{summary.title}, {TASKS[summary.task]}. {picture.title}" + (f": {panels}" if panels else "")
-        place = f"{page.stem}/{chapter.stem}-{key}.png"
+        place = f"{page.stem}/{chapter.stem}-{key}.svg"
         return [f"![{escaped(alt)}]({place})", "", escaped(picture.caption), ""]
 
     parts = [f"### {escaped(summary.title)}", "", escaped(_facts(summary)), ""]

@@ -1,16 +1,16 @@
-"""A report on disk: report.html, report.json, report.csv, report.md, and PNGs where matplotlib is installed."""
+"""A report on disk: report.html, report.json, report.csv, report.md, and the pictures as SVG."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
+from complete_mue.chart_svg import write_svg
 from complete_mue.errors import FileError
 from complete_mue.lab.records.pack import safe_name
 from complete_mue.lab.report.html_page import report_dict, report_html
 from complete_mue.lab.report.labels import code
 from complete_mue.lab.report.pictures import pictures
-from complete_mue.lab.report.plots import can_plot, write_png
 from complete_mue.lab.report.summary import Summary
 from complete_mue.lab.report.tables import csv_text, markdown, tables
 from complete_mue.storage import remove_parts, write_json, write_text
@@ -44,11 +44,10 @@ def write_report(summaries: Sequence[Summary], folder: Path) -> list[Path]:
     for name, text in texts.items():
         write_text(folder / name, text)
         written.append(folder / name)
-    if can_plot():
-        for number, summary in enumerate(summaries):
-            for picture in pictures(summary):
-                name = f"report-{_file_name(summary, number, summaries)}-{picture.key}.png"
-                written.append(write_png(picture, folder / name))
+    for number, summary in enumerate(summaries):
+        for picture in pictures(summary):
+            name = f"report-{_file_name(summary, number, summaries)}-{picture.key}.svg"
+            written.append(write_svg(picture, folder / name))
     return written
 
 

@@ -1,4 +1,4 @@
-"""The quickstart's report: one HTML page, its numbers as JSON, and PNGs where matplotlib is installed."""
+"""The quickstart's report: one HTML page, its numbers as JSON, and its pictures as SVG."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from complete_mue.chart_svg import write_svg
 from complete_mue.lab.report.html_page import figure_html, page_html, verdict_html
-from complete_mue.lab.report.plots import can_plot, write_png
 from complete_mue.lab.sweep.quickstart_parts import Part, word
 from complete_mue.storage import write_json, write_text
 
@@ -25,9 +25,9 @@ def write_page(parts: Sequence[Part], advice: Sequence[str], facts: dict[str, An
     body += f"<section><h2>Next</h2>{''.join(f'<p>{escape(line)}</p>' for line in advice)}</section>"
     page = folder / "quickstart.html"
     write_text(page, page_html(TITLE, ABOUT, "", body, "mue quickstart", data))
-    for part in parts if can_plot() else ():
+    for part in parts:
         if part.picture is not None:
-            write_png(part.picture, folder / f"{part.name}.png", columns=3)
+            write_svg(part.picture, folder / f"{part.name}.svg", columns=3)
     return page
 
 

@@ -18,8 +18,9 @@ import torch
 
 from complete_mue.apply.checks import TOLERANCE, AxisCheck, CheckResult, check
 from complete_mue.apply.judge import RoleVerdict
+from complete_mue.chart import Axis, Dot, Drawn, Panel, Picture, log_axis
 from complete_mue.lab.models.check_setup import language_model_setup
-from complete_mue.lab.report.pictures import Axis, Dot, Drawn, Panel, Picture, log_axis, pictures
+from complete_mue.lab.report.pictures import pictures
 from complete_mue.lab.report.summary import Summary, summarize
 from complete_mue.lab.report.verdict import Line
 from complete_mue.lab.sweep.grid import REFERENCE_RULES
