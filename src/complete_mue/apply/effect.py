@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from complete_mue.apply.bind import tensors_of, unwrapped
 from complete_mue.apply.family import Family
-from complete_mue.apply.observe import Observation, Seen, holding, observe, unseen
+from complete_mue.apply.observe import Declared, Observation, Seen, holding, observe, unseen
 from complete_mue.errors import RunError
 from complete_mue.layout import Role, TensorSpec
 
@@ -35,16 +35,6 @@ class Effect:
     change: float
     alignment: float
     size: float
-
-
-@dataclass(frozen=True)
-class _Named:
-    spec: TensorSpec
-    parameter: nn.Parameter
-
-    @property
-    def name(self) -> str:
-        return self.spec.name
 
 
 Data: TypeAlias = Tensor | Callable[[nn.Module], object]
@@ -92,8 +82,7 @@ def _effects(
 ) -> Iterator[tuple[TensorSpec, list[Effect]]]:
     """Every tensor that took part in a product, with its effect (one for each expert that got a token)."""
     inner = unwrapped(model)
-    parameters = dict(inner.named_parameters(remove_duplicate=False))
-    named = [_Named(spec, parameters[spec.name]) for spec in tensors_of(inner, family)]
+    named = tensors_of(inner, family)
     if any("replica" in one.spec.axes for one in named):
         raise RunError("the model holds several replicas: give a model of one, and one replica's states")
     changes = {one.name: _change(one, before, after) for one in named}
@@ -111,7 +100,7 @@ def _effects(
             yield one.spec, [_effect(part) for part in _parts(one.name, seen)]
 
 
-def _change(one: _Named, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Tensor:
+def _change(one: Declared, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Tensor:
     for which, state in (("before", before), ("after", after)):
         if one.name not in state or state[one.name].shape != one.parameter.shape:
             found = f"has shape {tuple(state[one.name].shape)}" if one.name in state else "is missing"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from torch import nn
 
-from complete_mue.apply.bind import Binding, tensors_of, unwrapped
+from complete_mue.apply.bind import Binding, tensors_of
 from complete_mue.apply.family import Family
 from complete_mue.apply.observe import Observation, any_number, rms, unseen
 from complete_mue.apply.optimizer_check import Finding
@@ -119,12 +119,10 @@ def _routing(binding: Binding, plan: Plan, seen: Observation) -> Iterator[Findin
 
 def ties(model: nn.Module, family: Family | None) -> Iterable[tuple[str, ...]]:
     """Names that share one parameter though their roles differ."""
-    inner = unwrapped(model)
-    parameters = dict(inner.named_parameters(remove_duplicate=False))
     together: dict[int, dict[str, Role]] = {}
-    for spec in tensors_of(inner, family):
-        if spec.role not in VECTOR_ROLES:
-            together.setdefault(id(parameters[spec.name]), {})[spec.name] = spec.role
+    for one in tensors_of(model, family):
+        if one.spec.role not in VECTOR_ROLES:
+            together.setdefault(id(one.parameter), {})[one.name] = one.spec.role
     return [tuple(names) for names in together.values() if len(set(names.values())) > 1]
 
 

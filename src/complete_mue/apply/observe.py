@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -50,23 +50,20 @@ BRANCHES = {
 }
 
 
-class Watched(Protocol):
-    """A parameter whose products are watched: a Bound, or anything with a name, a spec and a parameter."""
+@dataclass(frozen=True)
+class Declared:
+    """One parameter of a model, with its role and axes."""
+
+    spec: TensorSpec
+    parameter: nn.Parameter
 
     @property
     def name(self) -> str:
-        """The parameter's qualified name."""
-
-    @property
-    def spec(self) -> TensorSpec:
-        """Its role and axes."""
-
-    @property
-    def parameter(self) -> nn.Parameter:
-        """The parameter itself."""
+        """The parameter's qualified name, as the model gives it."""
+        return self.spec.name
 
 
-_T = TypeVar("_T", bound=Watched)
+_T = TypeVar("_T", bound=Declared)
 
 
 @dataclass(frozen=True)
@@ -147,7 +144,7 @@ class Observation:
     first: float | None = None  # root mean square of what the first layer is given
     logits: Tensor | None = None  # what the model puts out
 
-    def saw(self, bound: Watched) -> bool:
+    def saw(self, bound: Declared) -> bool:
         """Whether a product with this parameter was seen."""
         return bound.name in self.products and self.products[bound.name].entries > 0
 
@@ -167,7 +164,7 @@ def unseen(binding: Iterable[_T], seen: Observation) -> list[_T]:
     return list(missing.values())
 
 
-def _kind(bound: Watched) -> str:
+def _kind(bound: Declared) -> str:
     return any_number(bound.name) if bound.spec.fan_in is not None else bound.spec.role.value
 
 
@@ -180,7 +177,7 @@ def any_number(name: str) -> str:
 class _Source:
     """What a storage holds: a bound parameter, or a copy of parts of it."""
 
-    bound: Watched
+    bound: Declared
     places: Tensor | None = None  # of a copy: for each entry of its storage, the entry of the parameter's storage
     storage: StorageWeakRef | None = None  # of a copy: memory that was freed may come back as something else
 
@@ -199,7 +196,7 @@ class _Source:
 
 
 class _Watch(TorchDispatchMode):
-    def __init__(self, binding: Iterable[Watched], changes: Mapping[str, Tensor] | None, seen: Observation) -> None:
+    def __init__(self, binding: Iterable[Declared], changes: Mapping[str, Tensor] | None, seen: Observation) -> None:
         super().__init__()
         self.sources = {b.parameter.untyped_storage().data_ptr(): _Source(b) for b in binding}
         self.changes, self.seen = changes, seen
@@ -325,7 +322,7 @@ def _by_expert(source: _Source, weight: Tensor, ends: Tensor | None) -> Iterator
         yield expert, experts == expert
 
 
-def branch_modules(model: nn.Module, binding: Iterable[Watched]) -> dict[tuple[Role, int], list[nn.Module]]:
+def branch_modules(model: nn.Module, binding: Iterable[Declared]) -> dict[tuple[Role, int], list[nn.Module]]:
     """The modules whose outputs add up to a residual branch: the smallest one around all tensors of the branch in its
     layer, and beside experts the one around the shared experts where they stand apart.
     """
@@ -353,7 +350,7 @@ def common_module(names: Iterable[str]) -> str:
 
 @contextmanager
 def observe(
-    model: nn.Module, binding: Iterable[Watched], changes: Mapping[str, Tensor] | None = None
+    model: nn.Module, binding: Iterable[Declared], changes: Mapping[str, Tensor] | None = None
 ) -> Iterator[Observation]:
     """Watch one or more forward passes. With ``changes`` (dW by name, laid out as W is), updates are measured too."""
     binding, seen = list(binding), Observation()
@@ -413,7 +410,7 @@ def observe(
 
 
 @contextmanager
-def holding(named: Iterable[Watched], state: Mapping[str, Tensor]) -> Iterator[None]:
+def holding(named: Iterable[Declared], state: Mapping[str, Tensor]) -> Iterator[None]:
     """The parameters with these values, and with their own afterwards."""
     kept = [(one.parameter, one.parameter.detach().clone()) for one in named]
     with torch.no_grad():
