@@ -84,7 +84,7 @@ def bind(model: nn.Module, plan: Plan, family: Family | None = None, *, forward:
     rows = _rows(plan, specs, tuple(known.fan_in_ratios.items()) if known else ())
     bound = tuple(Bound(spec, parameters[spec.name], *row) for spec, row in zip(specs, rows, strict=True))
     frozen = tuple(name for name, parameter in parameters.items() if not parameter.requires_grad)
-    return Binding(_untied(bound, model, known), frozen)
+    return Binding(_untied(bound, known), frozen)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -105,7 +105,7 @@ def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return found
 
 
-def _untied(bound: tuple[Bound, ...], model: nn.Module, family: Family | None) -> tuple[Bound, ...]:
+def _untied(bound: tuple[Bound, ...], family: Family | None) -> tuple[Bound, ...]:
     """Each parameter once. One parameter under two names passes only where both names ask for the same settings."""
     together: dict[int, list[Bound]] = {}
     for one in bound:

@@ -14,9 +14,8 @@ tensors and experts. Multipliers drop out of change and alignment: both are rati
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -25,26 +24,24 @@ from complete_mue.apply.bind import tensors_of, unwrapped
 from complete_mue.apply.family import Family
 from complete_mue.apply.observe import Declared, Observation, Seen, holding, observe, unseen
 from complete_mue.errors import RunError
-from complete_mue.layout import Role, TensorSpec
+from complete_mue.layout import Role
 
 
 @dataclass(frozen=True)
 class Effect:
-    """An update's effect on one role, or one tensor: see the module."""
+    """An update's effect on one role: see the module."""
 
     change: float
     alignment: float
     size: float
 
 
-Data: TypeAlias = Tensor | Callable[[nn.Module], object]
-
-
+@torch.no_grad()
 def update_effect(
     model: nn.Module,
     before: Mapping[str, Tensor],
     after: Mapping[str, Tensor],
-    tokens: Data,
+    tokens: Tensor | Callable[[nn.Module], object],
     *,
     family: Family | None = None,
 ) -> dict[Role, Effect]:
@@ -54,33 +51,6 @@ def update_effect(
     weights ``before`` meanwhile, and its own again after; products must be torch's own (``kernel="reference"``). A
     model of many replicas: give a model of one, and one replica's states.
     """
-    roles: dict[Role, list[Effect]] = {}
-    for spec, effects in _effects(model, before, after, tokens, family):
-        roles.setdefault(spec.role, []).extend(effects)
-    return {role: _mean(effects) for role, effects in roles.items()}
-
-
-def tensor_effects(
-    model: nn.Module,
-    before: Mapping[str, Tensor],
-    after: Mapping[str, Tensor],
-    tokens: Data,
-    *,
-    family: Family | None = None,
-) -> dict[str, Effect]:
-    """As ``update_effect``, by parameter name."""
-    return {spec.name: _mean(effects) for spec, effects in _effects(model, before, after, tokens, family)}
-
-
-@torch.no_grad()
-def _effects(
-    model: nn.Module,
-    before: Mapping[str, Tensor],
-    after: Mapping[str, Tensor],
-    tokens: Data,
-    family: Family | None,
-) -> Iterator[tuple[TensorSpec, list[Effect]]]:
-    """Every tensor that took part in a product, with its effect (one for each expert that got a token)."""
     inner = unwrapped(model)
     named = tensors_of(inner, family)
     if any("replica" in one.spec.axes for one in named):
@@ -95,9 +65,11 @@ def _effects(
             f"{missing[0].name!r} was never seen in a product: compute it with torch's own matrix products "
             "(transformers: model.set_experts_implementation('eager'), our models: kernel='reference')"
         )
+    roles: dict[Role, list[Seen]] = {}
     for one in named:
         if seen.saw(one):
-            yield one.spec, [_effect(part) for part in _parts(one.name, seen)]
+            roles.setdefault(one.spec.role, []).extend(_parts(one.name, seen))
+    return {role: _mean(parts) for role, parts in roles.items()}
 
 
 def _change(one: Declared, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Tensor:
@@ -111,17 +83,14 @@ def _change(one: Declared, before: Mapping[str, Tensor], after: Mapping[str, Ten
 
 
 def _parts(name: str, seen: Observation) -> list[Seen]:
+    """A tensor's products; of a stack of experts, those of each expert that got a token."""
     experts = [expert for expert in seen.experts.get(name, {}).values() if expert.entries]
     return experts or [seen.products[name]]
 
 
-def _effect(seen: Seen) -> Effect:
-    return Effect(seen.relative_change, seen.alignment, seen.size)
-
-
-def _mean(effects: list[Effect]) -> Effect:
+def _mean(parts: list[Seen]) -> Effect:
     return Effect(
-        statistics.fmean(one.change for one in effects),
-        statistics.fmean(one.alignment for one in effects),
-        statistics.fmean(one.size for one in effects),
+        statistics.fmean(one.relative_change for one in parts),
+        statistics.fmean(one.alignment for one in parts),
+        statistics.fmean(one.size for one in parts),
     )

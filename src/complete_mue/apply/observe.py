@@ -348,6 +348,11 @@ def common_module(names: Iterable[str]) -> str:
     return ".".join(shared)
 
 
+def floating(given: Iterable[Any]) -> list[Tensor]:
+    """The tensors of numbers, not of indices, among what a module was given."""
+    return [x for x in given if isinstance(x, Tensor) and x.is_floating_point()]
+
+
 @contextmanager
 def observe(
     model: nn.Module, binding: Iterable[Declared], changes: Mapping[str, Tensor] | None = None
@@ -382,7 +387,7 @@ def observe(
         return hook
 
     def keep_first(module: nn.Module, inputs: Any, named: Any) -> None:
-        given = [x for x in (*inputs, *named.values()) if isinstance(x, Tensor) and x.is_floating_point()]
+        given = floating((*inputs, *named.values()))
         seen.first = rms(given[0]) if given else None
 
     def keep_logits(module: nn.Module, inputs: Any, output: Any) -> None:
