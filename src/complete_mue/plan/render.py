@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from complete_mue.layout.tensors import Role
-from complete_mue.plan.row import Row
+from complete_mue.plan.row import ROW_COLUMNS, Row
 from complete_mue.plan.table import PlanTable
 from complete_mue.tabular import terminal_table
 
@@ -24,10 +24,6 @@ _HEADINGS = ("role", "multiplier", "init std", "lr", "weight decay", "eps")
 _TIED = re.compile(r" (?=[×\d(])|(?<=×) ")
 # Roles that many models do not have, and whose settings are another's: not a row each, unless they differ.
 _AS = {Role.BIAS: Role.NORM, Role.MODULATION: Role.ATTENTION_IN}
-_CSV = (
-    "role", "block", "multiplier", "output", "route_scale", "residual", "init_std", "lr", "weight_decay", "eps",
-    "because",
-)  # fmt: skip
 
 
 def headline(plan: PlanTable) -> list[tuple[str, str]]:
@@ -178,9 +174,9 @@ def to_csv(plan: PlanTable) -> str:
     """One line per row, numbers in full precision."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(_CSV)
+    writer.writerow(ROW_COLUMNS)
     for row in plan.rows:
-        values = [getattr(row, column) for column in _CSV]
+        values = [getattr(row, column) for column in ROW_COLUMNS]
         writer.writerow(
             ["" if value is None else repr(value) if isinstance(value, float) else str(value) for value in values]
         )
