@@ -92,15 +92,19 @@ def read_json(path: Path, what: str, remedy: str = "make it again") -> dict[str,
         with plain_file(path) as file:
             if os.fstat(file.fileno()).st_size > LARGEST_JSON:
                 raise FileError(f"{path}: larger than {LARGEST_JSON} bytes, so no {what}; {remedy}")
-            data = json.loads(file.read().decode("utf-8"))
-    except MueError:
-        raise
+            return json_object(file.read(), str(path), what, remedy)
     except OSError as problem:
         raise FileError(f"{path}: {problem.strerror or problem}; give a folder with a {what}") from None
+
+
+def json_object(content: str | bytes, where: str, what: str, remedy: str) -> dict[str, Any]:
+    """The object that JSON text is; messages say where it stands."""
+    try:
+        data = json.loads(content)
     except (ValueError, RecursionError) as problem:
-        raise FileError(f"{path}: not a {what} ({str(problem) or 'nested too deeply'}); {remedy}") from None
+        raise FileError(f"{where}: not a {what} ({str(problem) or 'nested too deeply'}); {remedy}") from None
     if not isinstance(data, dict):
-        raise FileError(f"{path}: not a {what} (a {type(data).__name__}, not an object); {remedy}")
+        raise FileError(f"{where}: not a {what} (a {type(data).__name__}, not an object); {remedy}")
     return data
 
 

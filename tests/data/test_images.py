@@ -247,7 +247,7 @@ def test_fuzzed_pictures_decode_or_are_named(content: bytes, cut: int, kind: str
         ('{"file": "a.png"}', "write it as"),
         ('{"file": 3, "caption": "x"}', "write it as"),
         ('{"file": "a.png", "caption": 3}', r"captions\.jsonl:1: the caption is '3', not a text"),
-        ("nonsense", "write one JSON object per line"),
+        ("nonsense", "not a JSON object"),
     ],
 )
 def test_broken_caption_tables_are_named(tmp_path: Path, row: str, says: str) -> None:

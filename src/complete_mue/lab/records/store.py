@@ -10,7 +10,6 @@ Both give the same report.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +19,7 @@ from typing import Any
 from complete_mue.errors import FileError
 from complete_mue.lab.records.decode import RecordError, decode, refuse_other_format
 from complete_mue.lab.records.schema import FORMAT, Outcome, Plan, without_gaps
-from complete_mue.storage import LARGEST_JSON, read_json
+from complete_mue.storage import LARGEST_JSON, json_object, read_json
 
 SWEEP_FILE = "sweep.json"
 LEDGER = "ledger"
@@ -146,7 +145,10 @@ def _unpacked(path: Path) -> StoredSweep:
         raise FileError(f"{path}: {problem.strerror or problem}; give a packed sweep") from None
     except UnicodeDecodeError as problem:
         raise RecordError(f"{path}: not a packed sweep ({problem}); {_REPACK}") from None
-    raw, *records = (_line(path, number, text) for number, text in enumerate(texts, start=1))
+    raw, *records = (
+        json_object(text, f"{path}: line {number}", "line of a packed sweep", _REPACK)
+        for number, text in enumerate(texts, start=1)
+    )
     lines: dict[str, tuple[int, Mapping[str, Any]]] = {}
     for number, record in enumerate(records, start=2):
         id_ = record.get("id")
@@ -155,13 +157,3 @@ def _unpacked(path: Path) -> StoredSweep:
             raise RecordError(f"{path}: line {number}: id is {id_!r:.80}, {wrong}; {_REPACK}", "id")
         lines[id_] = number, record
     return StoredSweep(path, _plan_of(raw, path, _REPACK), raw, lines)
-
-
-def _line(path: Path, number: int, text: str) -> dict[str, Any]:
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as problem:
-        raise RecordError(f"{path}: line {number}: {str(problem) or 'nested too deeply'}; {_REPACK}") from None
-    if not isinstance(data, dict):
-        raise RecordError(f"{path}: line {number}: a {type(data).__name__}, not an object; {_REPACK}")
-    return data
