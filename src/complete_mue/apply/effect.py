@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from complete_mue.apply.bind import tensors_of, unwrapped
 from complete_mue.apply.family import Family
-from complete_mue.apply.observe import Declared, Observation, Seen, holding, observe, unseen
+from complete_mue.apply.observe import SHOW_PRODUCTS, Declared, Observation, Seen, holding, observe, unseen
 from complete_mue.errors import RunError
 from complete_mue.layout import Role
 
@@ -61,10 +61,7 @@ def update_effect(
     with holding(named, before), observe(inner, named, changes) as seen:
         model(tokens) if isinstance(tokens, Tensor) else tokens(model)
     if missing := unseen(named, seen):
-        raise RunError(
-            f"{missing[0].name!r} was never seen in a product: compute it with torch's own matrix products "
-            "(transformers: model.set_experts_implementation('eager'), our models: kernel='reference')"
-        )
+        raise RunError(f"{missing[0].name!r} was never seen in a product: {SHOW_PRODUCTS}")
     roles: dict[Role, list[Seen]] = {}
     for one in named:
         if seen.saw(one):

@@ -149,6 +149,13 @@ class Observation:
         return bound.name in self.products and self.products[bound.name].entries > 0
 
 
+# What makes a product visible.
+SHOW_PRODUCTS = (
+    "compute it with torch's own matrix products (transformers: model.set_experts_implementation('eager'), our models: "
+    "kernel='reference')"
+)
+
+
 def unseen(binding: Iterable[_T], seen: Observation) -> list[_T]:
     """Matrices that took part in no product: the first of each kind.
 
@@ -276,9 +283,9 @@ class _Watch(TorchDispatchMode):
             return
         places = source.places_of(args[0])
         moved = places if name == "aten::_to_copy" else func(places, *args[1:], **kwargs)
-        laid_out = places.new_zeros(_storage_size(copy))
-        laid_out.as_strided(copy.size(), copy.stride(), copy.storage_offset()).copy_(moved)
         storage = copy.untyped_storage()
+        laid_out = places.new_zeros(storage.nbytes() // copy.element_size())
+        laid_out.as_strided(copy.size(), copy.stride(), copy.storage_offset()).copy_(moved)
         self.sources = {place: known for place, known in self.sources.items() if not known.is_gone}
         self.sources[storage.data_ptr()] = _Source(source.bound, laid_out, StorageWeakRef(storage))
 
@@ -299,10 +306,6 @@ def _unaligned(x: Tensor, change: Tensor, fan_in: int, ends: Tensor | None) -> T
 
 def _moved(y: Tensor | None, unaligned: Tensor | None, rows: Any = ...) -> Moved | None:
     return None if y is None or unaligned is None else Moved(y[rows], float(unaligned[rows].sum()))
-
-
-def _storage_size(tensor: Tensor) -> int:
-    return tensor.untyped_storage().nbytes() // tensor.element_size()
 
 
 def _by_expert(source: _Source, weight: Tensor, ends: Tensor | None) -> Iterator[tuple[int, Any]]:

@@ -124,13 +124,18 @@ def _run(model: nn.Module, tokens: Tensor) -> Any:
     """The model's output on tokens, in eval mode, eager; modes and the random state are put back."""
     accepts = inspect.signature(model.forward).parameters
     options = {"use_cache": False} if "use_cache" in accepts else {}
-    modes = {module: module.training for module in model.modules()}
-    compiled = any(getattr(module, "_compiled_call_impl", None) is not None for module in modes)
+    compiled = any(getattr(module, "_compiled_call_impl", None) is not None for module in model.modules())
     stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+    with torch.random.fork_rng(devices=[]), stance, _evaluating(model):
+        return model(input_ids=tokens, **options) if "input_ids" in accepts else model(tokens)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    modes = {module: module.training for module in model.modules()}
     try:
-        with torch.random.fork_rng(devices=[]), stance:
-            model.eval()
-            return model(input_ids=tokens, **options) if "input_ids" in accepts else model(tokens)
+        model.eval()
+        yield
     finally:
         for module, training in modes.items():
             module.training = training
@@ -493,13 +498,3 @@ def _gain_offset(module: nn.Module, name: str) -> float | None:
         if bool(((added - offset).abs() <= max(slack, 1e-4)).all()):
             return offset
     return None
-
-
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    training = module.training
-    try:
-        module.training = False
-        yield
-    finally:
-        module.training = training
