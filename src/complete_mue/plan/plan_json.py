@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from complete_mue.errors import FileError, MueError
 from complete_mue.layout.notation import FeedForward, RoutedGroup
@@ -14,15 +14,17 @@ from complete_mue.layout.reference import Hyper, reference_from
 from complete_mue.layout.shape import Budget, ModelShape
 from complete_mue.layout.tensors import Role
 from complete_mue.plan.row import ROW_COLUMNS, Factors, Multiplier, Row
-from complete_mue.plan.table import PlanTable
 from complete_mue.rules.catalog import Rules
 from complete_mue.rules.ratios import Ratios
 from complete_mue.rules.sde import sde_report
 
+if TYPE_CHECKING:
+    from complete_mue.plan.plan import Plan
+
 FORMAT = 1
 
 
-def to_dict(plan: PlanTable) -> dict[str, Any]:
+def to_dict(plan: Plan) -> dict[str, Any]:
     """What `mue plan --format json` prints."""
     r, h, main = plan.ratios, plan.hyper, plan.shape.main
     return {
@@ -62,7 +64,7 @@ def to_dict(plan: PlanTable) -> dict[str, Any]:
     }
 
 
-def to_json(plan: PlanTable, indent: int | None = 2) -> str:
+def to_json(plan: Plan, indent: int | None = 2) -> str:
     """JSON text: Python floats print their shortest exact form, so nothing is lost."""
     return json.dumps(to_dict(plan), indent=indent, ensure_ascii=False, allow_nan=False)
 

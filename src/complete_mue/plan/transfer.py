@@ -10,9 +10,8 @@ from complete_mue.layout.reference import Hyper, Reference
 from complete_mue.layout.shape import Budget, ModelShape
 from complete_mue.layout.tensors import FEED_FORWARD_ROLES, Role, block_roles
 from complete_mue.plan.fold import because
-from complete_mue.plan.plan import Plan
+from complete_mue.plan.plan import Betas, Plan
 from complete_mue.plan.row import Factors, Multiplier, Row
-from complete_mue.plan.table import OTHER_ROLES, Betas
 from complete_mue.rules.batch_duration import transfer_beta
 from complete_mue.rules.catalog import DEFAULT_RULES, Rules
 from complete_mue.rules.layer_table import COLUMNS
@@ -46,12 +45,13 @@ def transfer(
     hyper = _global(reference.hyper, ratios, rules, betas)
     kinds = {shape.label(kind): kind for kind in shape.kinds}
     present = [(role, label) for label, kind in kinds.items() for role in block_roles(kind)]
+    others = [(role, "") for role in Role if role not in FEED_FORWARD_ROLES]
     missing = sorted(FEED_FORWARD_ROLES - {role for role, _ in present})
 
     def row(role: Role, block: str) -> Row:
         return _row(reference, shape, ratios, rules, role, block, kinds.get(block, shape.main))
 
-    rows = {(role, block): row(role, block) for role, block in [*((role, "") for role in OTHER_ROLES), *present]}
+    rows = {(role, block): row(role, block) for role, block in [*others, *present]}
     order = list(Role)
     return Plan(
         reference=reference,

@@ -57,15 +57,7 @@ MUP = table({
     "readout":                          "d^-1  | 1     | 1        | 1        | 1    | 1            | 1",
 })  # fmt: skip
 
-MUP_MOE = table({
-    #                                   output | route | residual | init std | lr   | weight decay | eps
-    "embedding":                        "1     | 1     | 1        | 1        | 1    | 1            | 1",
-    HIDDEN_ROLES:                       "1     | 1     | 1        | d^-1/2   | d^-1 | d            | 1",
-    "attention_out":                    "1     | 1     | 1        | d^-1/2   | d^-1 | d            | 1",
-    "dense_down shared_down expert_down": "1   | 1     | 1        | d^-1/2   | d^-1 | d            | 1",
-    VECTORS:                            "1     | 1     | 1        | 1        | 1    | 1            | 1",
-    "readout":                          "d^-1  | 1     | 1        | 1        | 1    | 1            | 1",
-})  # fmt: skip
+MUP_MOE = table({"dense_down shared_down expert_down": "1 | 1 | 1 | d^-1/2 | d^-1 | d | 1"}, MUP)
 
 # std alpha^-1 n^-1/2 and lr alpha^-1 n^-1 with alpha = h / n, for a mean over active experts, which is
 # normalized routing. Decay is not in it: lr times decay is held, as by CompleteP.
