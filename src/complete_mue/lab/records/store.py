@@ -19,7 +19,7 @@ from typing import Any
 from complete_mue.errors import FileError
 from complete_mue.lab.records.decode import RecordError, decode, refuse_other_format
 from complete_mue.lab.records.schema import FORMAT, Outcome, Plan, without_gaps
-from complete_mue.storage import LARGEST_JSON, json_object, read_json
+from complete_mue.storage import json_object, read_bytes, read_json
 
 SWEEP_FILE = "sweep.json"
 LEDGER = "ledger"
@@ -138,11 +138,7 @@ def _unpacked(path: Path) -> StoredSweep:
             "`mue report FOLDER --pack` wrote"
         )
     try:
-        if path.stat().st_size > LARGEST_JSON:
-            raise FileError(f"{path}: larger than {LARGEST_JSON} bytes, so no packed sweep")
-        texts = path.read_text(encoding="utf-8").splitlines()
-    except OSError as problem:
-        raise FileError(f"{path}: {problem.strerror or problem}; give a packed sweep") from None
+        texts = read_bytes(path, "give a packed sweep").decode("utf-8").splitlines()
     except UnicodeDecodeError as problem:
         raise RecordError(f"{path}: not a packed sweep ({problem}); {_REPACK}") from None
     raw, *records = (
