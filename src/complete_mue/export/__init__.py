@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from complete_mue.errors import TransferError, nearest
+from complete_mue.errors import TransferError, one_of
 from complete_mue.export import deepspeed, hf, megatron, torchtitan
 from complete_mue.plan.plan import Plan
 
@@ -22,6 +22,5 @@ EXPORTS: Mapping[str, Callable[[Plan], str]] = {
 
 def export(plan: Plan, tool: str) -> str:
     """The plan as one self-contained text for a tool: a Python module or JSON, the same text for the same plan."""
-    if tool not in EXPORTS:
-        raise TransferError(f"export {tool!r}{nearest(str(tool), EXPORTS)}: tools are {', '.join(EXPORTS)}")
+    one_of("export", tool, EXPORTS, TransferError)
     return EXPORTS[tool](plan)

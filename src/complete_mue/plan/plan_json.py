@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from complete_mue.errors import FileError, MueError
+from complete_mue.errors import FileError, MueError, one_of
 from complete_mue.layout.notation import FeedForward, RoutedGroup
 from complete_mue.layout.reference import Hyper, reference_from
 from complete_mue.layout.shape import Budget, ModelShape
@@ -89,8 +89,7 @@ def read_dict(data: Any) -> dict[str, Any]:
         reference = reference_from(given, _shape_from_dict(given["shape"]))
         shape, budget = _shape_from_dict(target["shape"]), Budget(**target["budget"])
         hyper = Hyper(init_std=reference.hyper.init_std, **glob)
-        if data["betas"] not in ("transfer", "hold"):
-            raise FileError(f"betas = {data['betas']!r}: give 'transfer' or 'hold'")
+        one_of("betas", data["betas"], ("transfer", "hold"), FileError)
         return {
             "reference": reference,
             "shape": shape,

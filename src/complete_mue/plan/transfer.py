@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
-from complete_mue.errors import TransferError
+from complete_mue.errors import TransferError, one_of
 from complete_mue.layout.notation import FeedForward
 from complete_mue.layout.reference import Hyper, Reference
 from complete_mue.layout.shape import Budget, ModelShape
@@ -39,8 +40,7 @@ def transfer(
             "transfer(reference, *read_target(path))"
         )
     rules, budget = Rules.named(rules), budget or reference.budget
-    if betas not in ("transfer", "hold"):
-        raise TransferError(f"betas={betas!r}: give 'transfer' or 'hold'")
+    one_of("betas", betas, get_args(Betas), TransferError)
     ratios = Ratios.between(reference, shape, budget)
     hyper = _global(reference.hyper, ratios, rules, betas)
     kinds = {shape.label(kind): kind for kind in shape.kinds}

@@ -21,7 +21,7 @@ from functools import lru_cache
 from importlib.metadata import entry_points
 from typing import Literal
 
-from complete_mue.errors import TransferError, nearest
+from complete_mue.errors import TransferError, one_of
 from complete_mue.layout.numbers import real
 from complete_mue.layout.tensors import Role
 from complete_mue.rules.layer_table import COMPLETE_MUE, HIDDEN_ROLES, RuleTable, table, with_fixed
@@ -151,21 +151,9 @@ class Rules:
     forward_factor: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.name not in CATALOG:
-            raise TransferError(
-                f"rules {self.name!r}{nearest(str(self.name), CATALOG)}: rule sets are {', '.join(CATALOG)}",
-                field="rules",
-                given=self.name,
-                allowed=tuple(CATALOG),
-            )
+        one_of("rules", self.name, CATALOG, TransferError)
         for option in ("eps", "weight_decay"):
-            if getattr(self, option) not in ("groups", "fixed"):
-                raise TransferError(
-                    f"Rules({option}={getattr(self, option)!r}): give 'groups' or 'fixed'",
-                    field=option,
-                    given=getattr(self, option),
-                    allowed=("groups", "fixed"),
-                )
+            one_of(option, getattr(self, option), ("groups", "fixed"), TransferError)
         object.__setattr__(self, "forward_factor", real("forward_factor", self.forward_factor))
 
     @classmethod

@@ -8,7 +8,7 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from complete_mue.errors import RunError, ShapeError
+from complete_mue.errors import RunError, ShapeError, one_of
 from complete_mue.lab.data.randomness import Permutation
 from complete_mue.layout.numbers import count
 
@@ -75,8 +75,7 @@ class Shuffled:
         epochs: str = "single",
     ) -> None:
         self.items, self.rows, self.seed, self.epochs, self.what = items, Rows(rows, rank, world), seed, epochs, what
-        if epochs not in EPOCHS:
-            raise ShapeError(f"epochs = {epochs!r}: give one of {', '.join(EPOCHS)}")
+        one_of("epochs", epochs, EPOCHS, ShapeError)
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise ShapeError(f"seed = {seed!r}: give a whole number")
         if items < rows:

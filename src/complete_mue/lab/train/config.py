@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from complete_mue.errors import FileError, RunError, nearest
+from complete_mue.errors import FileError, RunError, nearest, one_of
 from complete_mue.lab.data.digest import picture_identity, text_identity
 from complete_mue.lab.nn.router_config import RouterConfig
 from complete_mue.lab.train.schedule import Schedule
@@ -80,8 +80,7 @@ class PictureTask:
 def _check_data(source: str, epochs: str, data: str) -> None:
     if not isinstance(source, str) or not source or "\0" in source:
         raise RunError(f"task.source = {source!r}: give the name of a built-in source, or a path")
-    if epochs not in ("single", "repeat"):
-        raise RunError(f"task.epochs = {epochs!r}: give 'single' or 'repeat'")
+    one_of("task.epochs", epochs, ("single", "repeat"), RunError)
     if not isinstance(data, str):
         raise RunError(f"task.data = {data!r}: leave it out, or give what `mue data show` says of a folder")
 
@@ -137,8 +136,7 @@ class RunConfig:
             if not isinstance(getattr(self, name), bool):
                 raise RunError(f"{name} = {getattr(self, name)!r}: give true or false")
         for name, allowed in _CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise RunError(f"{name} = {getattr(self, name)!r}: give one of {', '.join(allowed)}")
+            one_of(name, getattr(self, name), allowed, RunError)
         if real("warmup", self.warmup, positive=False) >= 1:
             raise RunError(f"warmup = {self.warmup}: give a fraction of the steps, from 0 up to, not including, 1")
         if count("recompute", self.recompute, least=0) > self.shape.depth:
