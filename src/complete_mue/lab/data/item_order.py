@@ -35,9 +35,7 @@ class Rows:
     def __post_init__(self) -> None:
         count("rows", self.rows)
         count("world", self.world)
-        count("rank", self.rank, least=0)
-        if self.rank >= self.world:
-            raise ShapeError(f"rank = {self.rank} with world = {self.world}: give a rank from 0 to {self.world - 1}")
+        count("rank", self.rank, least=0, most=self.world - 1)
         if self.rows % self.world:
             raise ShapeError(
                 f"rows = {self.rows} with world = {self.world}: rows of the global batch are shared evenly, "

@@ -139,8 +139,7 @@ class RunConfig:
             one_of(name, getattr(self, name), allowed, RunError)
         if real("warmup", self.warmup, positive=False) >= 1:
             raise RunError(f"warmup = {self.warmup}: give a fraction of the steps, from 0 up to, not including, 1")
-        if count("recompute", self.recompute, least=0) > self.shape.depth:
-            raise RunError(f"recompute = {self.recompute}: give at most shape.depth = {self.shape.depth} layers")
+        count("recompute", self.recompute, least=0, most=self.shape.depth)
         if self.budget.batch_tokens % (self.task.tokens_per_row() * self.accumulate):
             raise RunError(
                 f"budget.batch_tokens = {self.budget.batch_tokens} is not a whole number of rows: give a multiple of "
