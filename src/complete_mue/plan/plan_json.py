@@ -17,6 +17,7 @@ from complete_mue.plan.row import ROW_COLUMNS, Factors, Multiplier, Row
 from complete_mue.rules.catalog import Rules
 from complete_mue.rules.ratios import Ratios
 from complete_mue.rules.sde import sde_report
+from complete_mue.storage import json_object
 
 if TYPE_CHECKING:
     from complete_mue.plan.plan import Plan
@@ -71,11 +72,7 @@ def to_json(plan: Plan, indent: int | None = 2) -> str:
 
 def read_json(text: str) -> dict[str, Any]:
     """The fields of a plan from JSON text."""
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as problem:
-        raise FileError(f"not a plan: invalid JSON ({problem}); write one with `mue plan --format json`") from None
-    return read_dict(data)
+    return read_dict(json_object(text, "JSON text", "plan", "write one with `mue plan --format json`"))
 
 
 def read_dict(data: Any) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from complete_mue.layout.reference import reference_from
 from complete_mue.plan.plan import Plan
 from complete_mue.plan.transfer import transfer
 from complete_mue.rules import DEFAULT_RULES
+from complete_mue.storage import read_json
 
 
 @dataclass(frozen=True)
@@ -316,8 +317,8 @@ def _parse(current: Any, text: str, key: str) -> Any:
 
 def read_config(path: Path) -> RunConfig:
     """A run's config.json back as a config."""
+    data = read_json(path, "run's config", "give the directory of a run")
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
         kind = {"TextTask": TextTask, "PictureTask": PictureTask}[data.pop("task_kind")]
         given = data.pop("reference")
         return RunConfig(
@@ -328,9 +329,7 @@ def read_config(path: Path) -> RunConfig:
             router=RouterConfig(**data.pop("router")),
             **data,
         )
-    except OSError as problem:
-        raise FileError(f"{path}: {problem.strerror}; give the directory of a run") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+    except (ValueError, KeyError, TypeError, AttributeError) as problem:
         raise FileError(f"{path} is no run's config ({type(problem).__name__}: {problem})") from None
 
 
