@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from complete_mue.cli.app import app, need_torch
+from complete_mue.cli.app import app, console, need_torch
 from complete_mue.errors import FileError
 from complete_mue.layout.axes import AXES, axis_lines
 from complete_mue.rules import CATALOG, DEFAULT_RULES, Rules
@@ -53,14 +53,12 @@ def check_command(
     need_torch("mue check")
     Rules(rules)  # what cannot be read is refused before torch is loaded
     axis_lines(axis or list(AXES), layout, None)
-    from rich.console import Console
-
     from complete_mue.apply.check_report import tables, write
     from complete_mue.apply.checks import check
     from complete_mue.lab.models.check_setup import language_model_setup
 
     build = _named_function(model) if model else language_model_setup
-    console, notes = Console(highlight=False, markup=False), Console(stderr=True, highlight=False)
+    notes = console(stderr=True)
     with notes.status("checking") as status:
         result = check(
             build,
@@ -77,7 +75,7 @@ def check_command(
         print(jsonlib.dumps(result.to_dict(), indent=2))
     else:
         for part in tables(result):
-            console.print(part)
+            console().print(part)
     if out is not None:
         for path in write(result, out):
             notes.print(f"wrote {path}")
