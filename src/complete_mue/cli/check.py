@@ -87,16 +87,14 @@ def _named_function(name: str) -> Any:
     """`package.module:function`, imported from the working directory or the installed packages."""
     import importlib
 
+    from complete_mue.lab.data.extras import in_our_words
+
     module, _, function = name.partition(":")
     if not module or not function:
         raise FileError(f"--model {name!r}: give MODULE:FUNCTION, such as my_package.training:build")
     sys.path.insert(0, str(Path.cwd()))
-    try:
+    with in_our_words(f"--model {name!r}: cannot be imported", "give an importable MODULE:FUNCTION"):
         found = getattr(importlib.import_module(module), function)
-    except Exception as problem:  # a user's module may fail in any way while it is imported
-        raise FileError(
-            f"--model {name!r}: {type(problem).__name__}: {problem}; give an importable MODULE:FUNCTION"
-        ) from None
     if not callable(found):
         raise FileError(f"--model {name!r}: {function} is a {type(found).__name__}; give a function build(plan)")
     return found

@@ -23,7 +23,7 @@ from complete_mue.errors import FileError, ShapeError
 from complete_mue.lab.data.batches import ImageBatch, Pictures, caption_tokens, pixels
 from complete_mue.lab.data.decoding import LARGEST_FILE, SUFFIXES, decode, resize
 from complete_mue.lab.data.documents import HubDataset, need_column
-from complete_mue.lab.data.extras import need
+from complete_mue.lab.data.extras import in_our_words, need
 from complete_mue.lab.data.item_order import Order, Shuffled
 from complete_mue.lab.data.text_files import json_lines, unpacked
 from complete_mue.layout.numbers import count
@@ -235,20 +235,16 @@ def _caption_file(picture: Path) -> str:
 def _caption_list(path: Path) -> Sequence[str]:
     if not path.exists():
         raise FileError(f"{path}: no captions; put a JSON list of texts there, one per image")
-    try:
+    with in_our_words(f"{path}: not a JSON list of captions or of objects with 'caption'"):
         rows = json.loads(read_bytes(path, "give another list"))
         if not isinstance(rows, list):
             raise TypeError(f"a {type(rows).__name__}, not a list")
         captions = [row["caption"] if isinstance(row, dict) else row for row in rows]
-    except FileError:
-        raise
-    except (ValueError, KeyError, TypeError, RecursionError) as problem:
-        raise FileError(f"{path}: not a JSON list of captions or of objects with 'caption' ({problem})") from None
     return [caption_text(caption, f"{path}, entry {number}") for number, caption in enumerate(captions)]
 
 
 def _load_arrays(path: Path) -> NDArray[np.uint8]:
-    try:
+    with in_our_words(f"{path}: not an .npz of images"):
         with zipfile.ZipFile(path) as archive:
             members = {info.filename: info.file_size for info in archive.infolist()}
         if "images.npy" not in members:
@@ -257,11 +253,6 @@ def _load_arrays(path: Path) -> NDArray[np.uint8]:
             raise FileError(f"{path}: unpacks to more than {LARGEST_ARRAYS} bytes; use WebDataset tars")
         with np.load(path, allow_pickle=False) as archive:
             images: NDArray[np.uint8] = archive["images"]
-    except FileError:
-        raise
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, MemoryError, NotImplementedError) as problem:
-        reason = getattr(problem, "strerror", None) or problem
-        raise FileError(f"{path}: not an .npz of images ({reason})") from None
     if images.dtype != np.uint8 or images.ndim not in (4, 5) or images.shape[-1] != 3 or not images.size:
         raise FileError(
             f"{path}: images are {images.dtype} {list(images.shape)}; store uint8 [n, (frames,) height, width, 3]"
