@@ -289,6 +289,8 @@ def test_lines_that_cannot_be_read() -> None:
         define("x", "a.weight | expert_dwn | width <hidden>")
     with pytest.raises(BindError, match=r"'resid' .*'residual'"):
         define("x", "a.weight | norm | width | resid")
+    with pytest.raises(mue.MueError, match=r"a\.weight: start = 'onse' .*'ones'"):
+        define("x", "a.weight | norm | width | | onse")
     with pytest.raises(BindError, match=r"native .*'expert_dwn'.*'expert_down'"):
         define("x", "a.weight | norm | width", native={"expert_dwn": "c"})
     with pytest.raises(BindError, match=r"fan_in_ratios\['hidden'\] = 0"):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from complete_mue.errors import BindError, nearest
-from complete_mue.layout.tensors import STARTS, Role, TensorSpec
+from complete_mue.layout.tensors import Role, TensorSpec
 
 # What wrappers of single layers put into a parameter's name; the name below them is what a family knows.
 _WRAPPERS = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
@@ -46,11 +46,6 @@ class Pattern(TensorSpec):
         if len(fan_in) > 1:
             raise BindError(f"family line {line.strip()!r}: mark one axis as <fan-in>, not {len(fan_in)}")
         multiplied_as, start = (*cells[3:], "", "")[:2]
-        if start and start not in STARTS:
-            raise BindError(
-                f"family line {line.strip()!r}: last column {start!r}{nearest(start, STARTS)}; "
-                f"give {', '.join(STARTS)}, or nothing"
-            )
         if multiplied_as not in _MULTIPLIED_AS:
             close = nearest(multiplied_as, _MULTIPLIED_AS)
             raise BindError(

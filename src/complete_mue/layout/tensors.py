@@ -84,8 +84,8 @@ class TensorSpec:
     start: str = ""
 
     def __post_init__(self) -> None:
-        if self.start and self.start not in STARTS:
-            raise ShapeError(f"{self.name}: start {self.start!r}: give {', '.join(STARTS)}, or nothing")
+        if self.start:
+            one_of(f"{self.name}: start", self.start, STARTS, ShapeError)
         if self.fan_in is not None and self.fan_in not in self.axes:
             raise ShapeError(
                 f"{self.name}: fan-in axis {self.fan_in!r} is not among its axes {self.axes}; name one of them"
