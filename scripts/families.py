@@ -61,7 +61,7 @@ def _besides(family: Family) -> Iterator[str]:
         yield "linear attention or short convolutions"
     if any(pattern.fan_in == "rank" for pattern in patterns):
         yield "low ranks"
-    if any("indexer" in pattern.glob for pattern in patterns):
+    if any("indexer" in pattern.name for pattern in patterns):
         yield "an indexer that the loss does not train"
     for reason in family.refuses.values():
         yield f"refused: {reason}"

@@ -111,7 +111,7 @@ def test_files_nested_too_deeply(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(f'{{"step": 0, "loss": 1.0}}\n{DEEP}\n')
     assert read_metrics(tmp_path) == [{"step": 0, "loss": 1.0}]
     (tmp_path / "records.jsonl").write_text(DEEP + "\n")
-    with pytest.raises(FileError, match=r"records\.jsonl.*not JSON"):
+    with pytest.raises(FileError, match=r"records\.jsonl.*not a JSON object"):
         read_records(tmp_path / "records.jsonl", ("text",))
 
 

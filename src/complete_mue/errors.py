@@ -15,7 +15,7 @@ All of them are ``ValueError`` too, so code that guards against bad values needs
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 class MueError(ValueError):
@@ -70,3 +70,10 @@ def nearest(given: str, known: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` when a known name is close to what was given, else an empty string."""
     close = difflib.get_close_matches(given, list(known), n=1, cutoff=0.6)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def one_of(name: str, given: object, allowed: Collection[str], error: type[MueError]) -> None:
+    """Refuse a word that is not among those allowed."""
+    if given not in allowed:
+        text = f"{name} = {given!r:.80}{nearest(str(given), allowed)}: give one of {', '.join(allowed)}"
+        raise error(text, field=name, given=given, allowed=tuple(allowed))

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from complete_mue.errors import FileError, MueError, RunError
 
-LARGEST_JSON = 2**28
+LARGEST = 2**28  # bytes that a file to be read at once may hold
 _TEMPORARY = ".part"
 _LOCK = ".lock"
 _LINKED = "is a link, and what is behind it would be written; remove it"
@@ -88,19 +88,28 @@ def plain_file(path: Path) -> BinaryIO:
 
 def read_json(path: Path, what: str, remedy: str = "make it again") -> dict[str, Any]:
     """The JSON object in ``path``; messages name the kind of file, and what to do about a damaged one."""
+    return json_object(read_bytes(path, f"give a folder with a {what}"), str(path), what, remedy)
+
+
+def read_bytes(path: Path, remedy: str, largest: int = LARGEST) -> bytes:
+    """What a file holds, if that is not too much; ``remedy`` says what to do where it cannot be read, or is."""
     try:
         with plain_file(path) as file:
-            if os.fstat(file.fileno()).st_size > LARGEST_JSON:
-                raise FileError(f"{path}: larger than {LARGEST_JSON} bytes, so no {what}; {remedy}")
-            data = json.loads(file.read().decode("utf-8"))
-    except MueError:
-        raise
+            if os.fstat(file.fileno()).st_size > largest:
+                raise FileError(f"{path}: larger than {largest} bytes; {remedy}")
+            return file.read()
     except OSError as problem:
-        raise FileError(f"{path}: {problem.strerror or problem}; give a folder with a {what}") from None
+        raise FileError(f"{path}: {problem.strerror or problem}; {remedy}") from None
+
+
+def json_object(content: str | bytes, where: str, what: str, remedy: str) -> dict[str, Any]:
+    """The object that JSON text is; messages say where it stands."""
+    try:
+        data = json.loads(content)
     except (ValueError, RecursionError) as problem:
-        raise FileError(f"{path}: not a {what} ({str(problem) or 'nested too deeply'}); {remedy}") from None
+        raise FileError(f"{where}: not a {what} ({str(problem) or 'nested too deeply'}); {remedy}") from None
     if not isinstance(data, dict):
-        raise FileError(f"{path}: not a {what} (a {type(data).__name__}, not an object); {remedy}")
+        raise FileError(f"{where}: not a {what} (a {type(data).__name__}, not an object); {remedy}")
     return data
 
 

@@ -285,10 +285,12 @@ def test_lines_that_cannot_be_read() -> None:
         define("x", "a.weight | norm")
     with pytest.raises(BindError, match="<fan-in>, not 2"):
         define("x", "a.weight | dense_up | <hidden> <width>")
-    with pytest.raises(TransferError, match=r"role 'expert_dwn'.*'expert_down'"):
+    with pytest.raises(TransferError, match=r"role = 'expert_dwn'.*'expert_down'"):
         define("x", "a.weight | expert_dwn | width <hidden>")
     with pytest.raises(BindError, match=r"'resid' .*'residual'"):
         define("x", "a.weight | norm | width | resid")
+    with pytest.raises(mue.MueError, match=r"a\.weight: start = 'onse' .*'ones'"):
+        define("x", "a.weight | norm | width | | onse")
     with pytest.raises(BindError, match=r"native .*'expert_dwn'.*'expert_down'"):
         define("x", "a.weight | norm | width", native={"expert_dwn": "c"})
     with pytest.raises(BindError, match=r"fan_in_ratios\['hidden'\] = 0"):

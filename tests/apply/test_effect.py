@@ -11,7 +11,7 @@ import complete_mue as mue
 
 torch = pytest.importorskip("torch")
 
-from complete_mue.apply.effect import Effect, tensor_effects, update_effect  # noqa: E402
+from complete_mue.apply.effect import Effect, update_effect  # noqa: E402
 from complete_mue.lab.models import LanguageModel  # noqa: E402
 from complete_mue.layout import Role  # noqa: E402
 from complete_mue.layout.axes import axis_points, small_reference  # noqa: E402
@@ -65,20 +65,23 @@ def test_an_expert_counts_on_its_own_tokens_and_one_without_tokens_does_not() ->
     plan = plan_of("8e2a")
     model = our_model(plan)
     before = state(model)
-    name = "layers.0.feed_forward.expert_up"
     after = {key: w.clone() for key, w in before.items()}
-    after[name][3] *= 1.5  # expert 3 alone moves, along its own weights: half of its output
-    load: list[torch.Tensor] = []
-    block = model.layers[0].feed_forward
-    handle = block.register_forward_pre_hook(lambda module, given: load.append(given[1].load))
+    loads: list[torch.Tensor] = []
+    handles = []
+    for number, layer in enumerate(model.layers):
+        # Expert 3 alone moves, along its own weights: half of its output.
+        after[f"layers.{number}.feed_forward.expert_up"][3] *= 1.5
+        hook = layer.feed_forward.register_forward_pre_hook(lambda module, given: loads.append(given[1].load))
+        handles.append(hook)
     with torch.no_grad():
         model(text()[:1, :3])
-    handle.remove()
-    reached = int((load[0] > 0).sum())
-    assert 0 < reached < 8
-    some = tensor_effects(model, before, after, text()[:1, :3])[name]
-    assert some.change == pytest.approx((0.5 if load[0][3] else 0.0) / reached, rel=1e-5)
-    many = tensor_effects(model, before, after, text())[name]
+    for handle in handles:
+        handle.remove()
+    reached = torch.stack(loads) > 0
+    assert 0 < int(reached[:, 3].sum()) < int(reached.sum()) < reached.numel()
+    some = update_effect(model, before, after, text()[:1, :3])[Role.EXPERT_UP]
+    assert some.change == pytest.approx(float(0.5 * reached[:, 3].sum() / reached.sum()), rel=1e-5)
+    many = update_effect(model, before, after, text())[Role.EXPERT_UP]
     assert many.change == pytest.approx(0.5 / 8, rel=1e-5)
 
 

@@ -52,7 +52,7 @@ def multiplied(folded: Any, plan: mue.Plan, family: str) -> tuple[Any, list[dict
     model, native = copy.deepcopy(folded), STOCK[family].native
     factors: dict[str, float] = {}
     groups = []
-    for spec in tensors_of(model):
+    for spec in (one.spec for one in tensors_of(model)):
         module, _, leaf = spec.name.rpartition(".")
         role = spec.multiplied_as if spec.multiplied_as not in ("", "residual", "inner") else spec.role.value
         factor = row(plan, role, spec.layer).multiplier / native.get(role, native.get(module.split(".")[-1], 1.0))
@@ -113,7 +113,7 @@ def both(family: str, clip: str = "weighted") -> tuple[list[float], list[float],
         tokens = torch.arange(3, 67).view(4, 16)
         one, other = (net.eval()(input_ids=tokens).logits for net in (folded, model))
     # Norms that multiply by 1 + w do so in float32.
-    rounded = any(spec.start == "1+w" for spec in tensors_of(folded))
+    rounded = any(one.spec.start == "1+w" for one in tensors_of(folded))
     torch.testing.assert_close(one, other, rtol=1e-6, atol=8 * FLOAT32 * one.abs().max().item() if rounded else 1e-9)
 
     folded.train()
@@ -131,7 +131,7 @@ def both(family: str, clip: str = "weighted") -> tuple[list[float], list[float],
     assert min(theirs[1]) > MAX_NORM, "clipping was not active at every step"
     if clip == "weighted":
         assert ours[1] == pytest.approx(theirs[1], rel=1e-4)
-    added = {spec.name: float(spec.start == "1+w") for spec in tensors_of(folded)}
+    added = {one.name: float(one.spec.start == "1+w") for one in tensors_of(folded)}
     apart = max(
         (
             (value + added[name] - factors[name] * (model.get_parameter(name) + added[name])).abs().max()

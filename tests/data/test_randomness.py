@@ -79,7 +79,7 @@ def test_past_the_end_says_how_many_steps_there_are() -> None:
     ("make", "says"),
     [
         (lambda: Rows(9, 0, 2), "multiple of world"),
-        (lambda: Rows(8, 2, 2), "rank from 0 to 1"),
+        (lambda: Rows(8, 2, 2), "rank = 2: give a whole number from 0 to 1"),
         (lambda: Rows(0), "rows = 0"),
         (lambda: Shuffled(3, 8), "fewer than one batch"),
         (lambda: Shuffled(8, 8, epochs="many"), "single, repeat"),

@@ -211,7 +211,7 @@ def test_the_standard_library_is_text_at_hand() -> None:
     assert "def " in text
     held = StandardLibrary(sequence=128, rows=8, split="held_out")
     assert 0.005 < held.tokens / data.tokens < 0.2
-    with pytest.raises(MueError, match="train or held_out"):
+    with pytest.raises(MueError, match="give one of train, held_out"):
         StandardLibrary(sequence=8, rows=1, split="test")
 
 

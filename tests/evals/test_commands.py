@@ -51,7 +51,7 @@ def test_bad_requests_are_refused(run: Path, tmp_path: Path) -> None:
     for words, message in (
         ((), "give a run's directory or hf:PATH"),
         ((str(run),), "give --data"),
-        ((nothing, "--requests", nothing), "give the directory of a run"),
+        ((nothing, "--requests", nothing), "give a folder with a run's config"),
         (("hf:x", "--requests", nothing), "only our runs"),
         ((str(run), "--requests", nothing, "--device", "cpu"), "file of requests"),
         ((str(run), "--requests", nothing, "--precision", "int8"), "precision 'int8'"),
@@ -68,7 +68,7 @@ def test_export_refuses_what_is_no_language_model(tmp_path: Path) -> None:
         mue("export", str(tmp_path / "dit"), "--hf", str(tmp_path / "hf"))
     with pytest.raises(MueError, match="language model"):
         mue("eval", str(tmp_path / "dit"), "--requests", "q.xz")
-    with pytest.raises(MueError, match="directory of a run"):
+    with pytest.raises(MueError, match="give a folder with a run's config"):
         mue("export", str(tmp_path / "nothing"), "--hf", str(tmp_path / "hf"))
 
 

@@ -82,8 +82,8 @@ def test_selection_keeps_the_papers_order_and_names_the_unknown() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", r"copa\.jsonl:1: not JSON"),
-        ("[]", r"copa\.jsonl:1: a list"),
+        ("{", r"copa\.jsonl:1: not a JSON object"),
+        ("[]", r"copa\.jsonl:1: not a JSON object \(a list"),
         ('{"query": "a", "choices": ["b"]}', r"copa\.jsonl:1: has no gold"),
         ('{"query": "a", "choices": ["b"], "gold": 1}', "gold = 1 must be an index"),
         ("", "holds no record"),

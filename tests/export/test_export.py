@@ -125,10 +125,6 @@ def constants(text: str) -> dict[str, Any]:
 
 def test_registry_names_its_tools() -> None:
     assert list(EXPORTS) == ["torchtitan", "megatron", "deepspeed", "hf"]
-    for name, record in EXPORTS.items():
-        assert record.name == name
-        assert re.search(r"\d+\.\d+", record.checked_against)
-        assert record.summary
 
 
 def test_unknown_tool_names_the_nearest(tiny_plan: mue.Plan) -> None:
@@ -143,7 +139,8 @@ def test_text_is_deterministic_and_has_a_header(tool: str, lm_plan: mue.Plan) ->
     assert text.endswith("\n")
     assert "128e8a4g1s (d=1024, L=32)" in text
     assert "complete_mue_sparse, folded form" in text
-    assert "Checked against: " + EXPORTS[tool].checked_against[:20] in text
+    package = {"megatron": "megatron-core", "hf": "transformers"}.get(tool, tool)
+    assert re.search(rf"Checked against: {package} \d+\.\d+", text)
     assert "Gradient clipping" in text
 
 

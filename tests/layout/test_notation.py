@@ -93,7 +93,7 @@ def test_layers() -> None:
     assert ModelShape(64, 4, shape.blocks).parameters == shape.parameters
     with pytest.raises(ShapeError, match="one per layer"):
         ModelShape(64, 3, shape.blocks)
-    with pytest.raises(ShapeError, match="depth"):
+    with pytest.raises(ShapeError, match="dense_layers = 5: give a whole number from 0 to 4"):
         ModelShape(64, 4, moe, dense_layers=5)
     with pytest.raises(ShapeError, match="dense_layers"):
         ModelShape(64, 4, shape.blocks, dense_layers=1)

@@ -127,7 +127,7 @@ def test_a_packed_file_never_loses_points(sweep_folder: Write, tmp_path: Path) -
     [
         (lambda lines: ['{"a": 1}', *lines[1:]], "not a packed sweep"),
         (lambda lines: [*lines[:3], lines[3][:50]], "line 4: "),
-        (lambda lines: [*lines[:3], "[]"], "line 4: a list, not an object"),
+        (lambda lines: [*lines[:3], "[]"], "line 4: not a line of a packed sweep (a list, not an object)"),
         (lambda lines: [*lines, lines[-1]], "an earlier line holds"),
         (lambda lines: [lines[0].replace('"lm"', '"lmm"'), *lines[1:]], "did you mean 'lm'"),
         (lambda lines: [lines[0], lines[1].replace('"finished"', '"done"'), *lines[2:]], "line 2: status is 'done'"),

@@ -119,7 +119,7 @@ def test_other_readings(reference: mue.Reference) -> None:
 def test_bad_rules(reference: mue.Reference) -> None:
     with pytest.raises(mue.MueError, match="'complete_mue'"):
         mue.transfer(reference, target(), rules="complete_mu")
-    with pytest.raises(mue.MueError, match="'groups' or 'fixed'"):
+    with pytest.raises(mue.MueError, match="eps = 'none': give one of groups, fixed"):
         mue.Rules(eps="none")  # type: ignore[arg-type]
     with pytest.raises(mue.MueError, match="above 0"):
         mue.Rules(forward_factor=0.0)

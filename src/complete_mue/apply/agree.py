@@ -73,7 +73,7 @@ def check_agreement(model: nn.Module, family: Family, specs: Sequence[TensorSpec
     _check_normalized(model, family, specs, seen)
     _check_kept(model, family)
     for spec in specs:
-        _check_factor(model, family, spec, seen)
+        _check_factor(family, spec, seen)
         offset = seen.gain_offsets.get(spec.name, spec.gain_offset)
         if offset != spec.gain_offset:
             does, says = (f"{'1 + w' if one else 'w'}" for one in (offset, spec.gain_offset))
@@ -138,7 +138,7 @@ def _check_kept(model: nn.Module, family: Family) -> None:
                 raise BindError(f"config.{name} = {said}, but {where} keeps {kept}: {_REBUILD}")
 
 
-def _check_factor(model: nn.Module, family: Family, spec: TensorSpec, seen: Seen) -> None:
+def _check_factor(family: Family, spec: TensorSpec, seen: Seen) -> None:
     does = seen.factors.get(spec.name)
     if does is None or math.isclose(does, spec.multiplier, rel_tol=max(0.01, 3 * seen.errors[spec.name])):
         return

@@ -30,6 +30,7 @@ from complete_mue.apply.agree import (
 from complete_mue.apply.families import FAMILIES
 from complete_mue.apply.family import Family, plain_name
 from complete_mue.apply.head_scale import check_attention_scale, head_size
+from complete_mue.apply.observe import Declared
 from complete_mue.apply.probe import Seen, look
 from complete_mue.errors import BindError, nearest
 from complete_mue.layout import FeedForward, ModelShape, Role, RoutedGroup, TensorSpec
@@ -40,18 +41,11 @@ from complete_mue.plan.row import Multiplier, Row
 
 
 @dataclass(frozen=True)
-class Bound:
+class Bound(Declared):
     """One parameter with its settings: ``row`` holds what the optimizer and the initializer use."""
 
-    spec: TensorSpec
-    parameter: nn.Parameter
     row: Row
     folded: float  # how much of the plan's multiplier went into the row; 1 where the model's forward applies it all
-
-    @property
-    def name(self) -> str:
-        """The parameter's qualified name, as the model gives it."""
-        return self.spec.name
 
 
 @dataclass(frozen=True)
@@ -90,7 +84,7 @@ def bind(model: nn.Module, plan: Plan, family: Family | None = None, *, forward:
     rows = _rows(plan, specs, tuple(known.fan_in_ratios.items()) if known else ())
     bound = tuple(Bound(spec, parameters[spec.name], *row) for spec, row in zip(specs, rows, strict=True))
     frozen = tuple(name for name, parameter in parameters.items() if not parameter.requires_grad)
-    return Binding(_untied(bound, model, known), frozen)
+    return Binding(_untied(bound, known), frozen)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -111,7 +105,7 @@ def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return found
 
 
-def _untied(bound: tuple[Bound, ...], model: nn.Module, family: Family | None) -> tuple[Bound, ...]:
+def _untied(bound: tuple[Bound, ...], family: Family | None) -> tuple[Bound, ...]:
     """Each parameter once. One parameter under two names passes only where both names ask for the same settings."""
     together: dict[int, list[Bound]] = {}
     for one in bound:
@@ -136,12 +130,12 @@ def _differ(one: Bound, other: Bound) -> bool:
     return not all(math.isclose(a, b, rel_tol=1e-9) for a, b in zip(numbers(one), numbers(other), strict=True))
 
 
-def tensors_of(model: nn.Module, family: Family | None = None) -> tuple[TensorSpec, ...]:
-    """The model's trainable tensors by role and axes, in the order of its parameters."""
+def tensors_of(model: nn.Module, family: Family | None = None) -> list[Declared]:
+    """The model's trainable tensors with their roles and axes, in the order of its parameters."""
     model = unwrapped(model)
     parameters = _parameters(model)
     specs = _specs(model, family_of(model, family), parameters)
-    return tuple(spec for spec in specs if parameters[spec.name].requires_grad)
+    return [Declared(spec, parameters[spec.name]) for spec in specs if parameters[spec.name].requires_grad]
 
 
 def _specs(model: nn.Module, known: Family | None, parameters: Mapping[str, nn.Parameter]) -> tuple[TensorSpec, ...]:

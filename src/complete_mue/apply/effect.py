@@ -14,47 +14,34 @@ tensors and experts. Multipliers drop out of change and alignment: both are rati
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from complete_mue.apply.bind import tensors_of, unwrapped
 from complete_mue.apply.family import Family
-from complete_mue.apply.observe import Observation, Seen, holding, observe, unseen
+from complete_mue.apply.observe import SHOW_PRODUCTS, Declared, Observation, Seen, holding, observe, unseen
 from complete_mue.errors import RunError
-from complete_mue.layout import Role, TensorSpec
+from complete_mue.layout import Role
 
 
 @dataclass(frozen=True)
 class Effect:
-    """An update's effect on one role, or one tensor: see the module."""
+    """An update's effect on one role: see the module."""
 
     change: float
     alignment: float
     size: float
 
 
-@dataclass(frozen=True)
-class _Named:
-    spec: TensorSpec
-    parameter: nn.Parameter
-
-    @property
-    def name(self) -> str:
-        return self.spec.name
-
-
-Data: TypeAlias = Tensor | Callable[[nn.Module], object]
-
-
+@torch.no_grad()
 def update_effect(
     model: nn.Module,
     before: Mapping[str, Tensor],
     after: Mapping[str, Tensor],
-    tokens: Data,
+    tokens: Tensor | Callable[[nn.Module], object],
     *,
     family: Family | None = None,
 ) -> dict[Role, Effect]:
@@ -64,36 +51,8 @@ def update_effect(
     weights ``before`` meanwhile, and its own again after; products must be torch's own (``kernel="reference"``). A
     model of many replicas: give a model of one, and one replica's states.
     """
-    roles: dict[Role, list[Effect]] = {}
-    for spec, effects in _effects(model, before, after, tokens, family):
-        roles.setdefault(spec.role, []).extend(effects)
-    return {role: _mean(effects) for role, effects in roles.items()}
-
-
-def tensor_effects(
-    model: nn.Module,
-    before: Mapping[str, Tensor],
-    after: Mapping[str, Tensor],
-    tokens: Data,
-    *,
-    family: Family | None = None,
-) -> dict[str, Effect]:
-    """As ``update_effect``, by parameter name."""
-    return {spec.name: _mean(effects) for spec, effects in _effects(model, before, after, tokens, family)}
-
-
-@torch.no_grad()
-def _effects(
-    model: nn.Module,
-    before: Mapping[str, Tensor],
-    after: Mapping[str, Tensor],
-    tokens: Data,
-    family: Family | None,
-) -> Iterator[tuple[TensorSpec, list[Effect]]]:
-    """Every tensor that took part in a product, with its effect (one for each expert that got a token)."""
     inner = unwrapped(model)
-    parameters = dict(inner.named_parameters(remove_duplicate=False))
-    named = [_Named(spec, parameters[spec.name]) for spec in tensors_of(inner, family)]
+    named = tensors_of(inner, family)
     if any("replica" in one.spec.axes for one in named):
         raise RunError("the model holds several replicas: give a model of one, and one replica's states")
     changes = {one.name: _change(one, before, after) for one in named}
@@ -102,16 +61,15 @@ def _effects(
     with holding(named, before), observe(inner, named, changes) as seen:
         model(tokens) if isinstance(tokens, Tensor) else tokens(model)
     if missing := unseen(named, seen):
-        raise RunError(
-            f"{missing[0].name!r} was never seen in a product: compute it with torch's own matrix products "
-            "(transformers: model.set_experts_implementation('eager'), our models: kernel='reference')"
-        )
+        raise RunError(f"{missing[0].name!r} was never seen in a product: {SHOW_PRODUCTS}")
+    roles: dict[Role, list[Seen]] = {}
     for one in named:
         if seen.saw(one):
-            yield one.spec, [_effect(part) for part in _parts(one.name, seen)]
+            roles.setdefault(one.spec.role, []).extend(_parts(one.name, seen))
+    return {role: _mean(parts) for role, parts in roles.items()}
 
 
-def _change(one: _Named, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Tensor:
+def _change(one: Declared, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Tensor:
     for which, state in (("before", before), ("after", after)):
         if one.name not in state or state[one.name].shape != one.parameter.shape:
             found = f"has shape {tuple(state[one.name].shape)}" if one.name in state else "is missing"
@@ -122,17 +80,14 @@ def _change(one: _Named, before: Mapping[str, Tensor], after: Mapping[str, Tenso
 
 
 def _parts(name: str, seen: Observation) -> list[Seen]:
+    """A tensor's products; of a stack of experts, those of each expert that got a token."""
     experts = [expert for expert in seen.experts.get(name, {}).values() if expert.entries]
     return experts or [seen.products[name]]
 
 
-def _effect(seen: Seen) -> Effect:
-    return Effect(seen.relative_change, seen.alignment, seen.size)
-
-
-def _mean(effects: list[Effect]) -> Effect:
+def _mean(parts: list[Seen]) -> Effect:
     return Effect(
-        statistics.fmean(one.change for one in effects),
-        statistics.fmean(one.alignment for one in effects),
-        statistics.fmean(one.size for one in effects),
+        statistics.fmean(one.relative_change for one in parts),
+        statistics.fmean(one.alignment for one in parts),
+        statistics.fmean(one.size for one in parts),
     )

@@ -8,6 +8,7 @@ starts them, with a vector's learning rate and no weight decay.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from complete_mue.apply.family import Family
 from complete_mue.apply.refused import REFUSED
@@ -147,17 +148,8 @@ def _family(
     )
 
 
-def _moe(
-    name: str,
-    *tables: str,
-    active: str | int = "num_experts_per_tok",
-    normalized: bool | str = "norm_topk_prob",
-    native: Mapping[str, str | float] | None = None,
-    state: tuple[str, ...] = (),
-) -> Family:
-    """A family whose layers may each be dense or routed; without any routed one, it can be a reference."""
-    return _family(name, *tables, active=active, normalized=normalized, native=native, state=state)
-
+# A family whose layers may each be dense or routed; without any routed one, it can be a reference.
+_moe = partial(_family, active="num_experts_per_tok", normalized="norm_topk_prob")
 
 _LLAMA = (_ENDS, _NORMS, _ATTENTION)
 _ROUTED = _optional(_DENSE + _GATE + _EXPERTS)

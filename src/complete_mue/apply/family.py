@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from complete_mue.errors import BindError, nearest
-from complete_mue.layout.tensors import STARTS, Role, TensorSpec
+from complete_mue.layout.tensors import Role, TensorSpec
 
 # What wrappers of single layers put into a parameter's name; the name below them is what a family knows.
 _WRAPPERS = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
@@ -27,16 +27,10 @@ def plain_name(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Pattern:
-    """One line of a family's table."""
+class Pattern(TensorSpec):
+    """One line of a family's table: what all tensors are whose names are of its pattern, ``name``."""
 
-    glob: str
-    role: Role
-    axes: tuple[str, ...]
-    fan_in: str | None
-    multiplied_as: str
-    start: str
-    optional: bool
+    optional: bool = False
 
     @classmethod
     def parse(cls, line: str) -> Pattern:
@@ -52,11 +46,6 @@ class Pattern:
         if len(fan_in) > 1:
             raise BindError(f"family line {line.strip()!r}: mark one axis as <fan-in>, not {len(fan_in)}")
         multiplied_as, start = (*cells[3:], "", "")[:2]
-        if start and start not in STARTS:
-            raise BindError(
-                f"family line {line.strip()!r}: last column {start!r}{nearest(start, STARTS)}; "
-                f"give {', '.join(STARTS)}, or nothing"
-            )
         if multiplied_as not in _MULTIPLIED_AS:
             close = nearest(multiplied_as, _MULTIPLIED_AS)
             raise BindError(
@@ -64,7 +53,7 @@ class Pattern:
                 "give a role, `residual` (a norm behind a branch), `inner` (a projection before one), or nothing"
             )
         return cls(
-            glob=cells[0].removeprefix("?").strip(),
+            name=cells[0].removeprefix("?").strip(),
             role=Role.parse(cells[1]),
             axes=tuple(axis.strip("<>") for axis in axes),
             fan_in=fan_in[0] if fan_in else None,
@@ -75,7 +64,11 @@ class Pattern:
 
     def match(self, name: str) -> re.Match[str] | None:
         """Whether a qualified name is of this pattern; group 1 is the first number."""
-        return _regex(self.glob).fullmatch(name)
+        return _regex(self.name).fullmatch(name)
+
+    def tensor(self, name: str, layer: int | None, multiplier: float) -> TensorSpec:
+        """The tensor of that name."""
+        return TensorSpec(name, self.role, self.axes, self.fan_in, layer, multiplier, self.multiplied_as, self.start)
 
 
 @lru_cache(maxsize=4096)
@@ -110,7 +103,7 @@ class Family:
     refuses: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        known = [*(role.value for role in Role), *(pattern.glob for pattern in self.patterns)]
+        known = [*(role.value for role in Role), *(pattern.name for pattern in self.patterns)]
         for key in self.native:
             if key not in known:
                 raise BindError(
@@ -175,31 +168,21 @@ class Family:
                     unbound.append(name)
                 continue
             if len(found) > 1:
-                lines = ", ".join(repr(pattern.glob) for pattern, _ in found)
+                lines = ", ".join(repr(pattern.name) for pattern, _ in found)
                 raise BindError(
                     f"parameter {name!r} matches several lines of family {self.name!r}: {lines}; "
                     "make one of them narrower"
                 )
             pattern, match = found[0]
             used.add(pattern)
-            specs.append(
-                TensorSpec(
-                    name,
-                    pattern.role,
-                    pattern.axes,
-                    pattern.fan_in,
-                    layer=int(match[1]) if match.re.groups else None,
-                    multiplier=_native_factor(pattern, native or {}),
-                    multiplied_as=pattern.multiplied_as,
-                    start=pattern.start,
-                )
-            )
+            layer = int(match[1]) if match.re.groups else None
+            specs.append(pattern.tensor(name, layer, _native_factor(pattern, native or {})))
         if unbound:
             raise BindError(
                 f"{len(unbound)} parameters have no line in family {self.name!r}: {_some(unbound)}; "
                 "add a line `name | role | axes` for each (see docs/apply.md), or freeze them"
             )
-        idle = [pattern.glob for pattern in self.patterns if pattern not in used and not pattern.optional]
+        idle = [pattern.name for pattern in self.patterns if pattern not in used and not pattern.optional]
         if idle:
             close = nearest(idle[0], [plain_name(name) for name in names])
             raise BindError(
@@ -225,7 +208,7 @@ class Family:
 
 def _native_factor(pattern: Pattern, native: Mapping[str, float]) -> float:
     """The model's own factor on a tensor's product: that of its line, else that of its role."""
-    return native.get(pattern.glob, native.get(_scaled_role(pattern).value, 1.0))
+    return native.get(pattern.name, native.get(_scaled_role(pattern).value, 1.0))
 
 
 def _scaled_role(pattern: Pattern) -> Role:

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 
 from torch import nn
 
-from complete_mue.apply.bind import Binding, tensors_of, unwrapped
+from complete_mue.apply.bind import Binding, tensors_of
 from complete_mue.apply.family import Family
-from complete_mue.apply.observe import Observation, any_number, rms, unseen
+from complete_mue.apply.observe import SHOW_PRODUCTS, Observation, any_number, rms, unseen
 from complete_mue.apply.optimizer_check import Finding
 from complete_mue.layout import Role
 from complete_mue.layout.tensors import VECTOR_ROLES
@@ -30,8 +30,7 @@ def judge_forward(binding: Binding, plan: Plan, seen: Observation) -> Iterator[F
 def _not_checked(binding: Binding, seen: Observation) -> Iterator[Finding]:
     """Nothing is known of a matrix that was never seen, so nothing may be called right."""
     advice = (
-        "was never seen in a product, so its activations and updates are not checked: compute it with torch's own "
-        "matrix products (transformers: model.set_experts_implementation('eager'), our models: kernel='reference'), "
+        f"was never seen in a product, so its activations and updates are not checked: {SHOW_PRODUCTS}, "
         "or freeze what the loss does not use"
     )
     for b in unseen(binding, seen):
@@ -119,12 +118,10 @@ def _routing(binding: Binding, plan: Plan, seen: Observation) -> Iterator[Findin
 
 def ties(model: nn.Module, family: Family | None) -> Iterable[tuple[str, ...]]:
     """Names that share one parameter though their roles differ."""
-    inner = unwrapped(model)
-    parameters = dict(inner.named_parameters(remove_duplicate=False))
     together: dict[int, dict[str, Role]] = {}
-    for spec in tensors_of(inner, family):
-        if spec.role not in VECTOR_ROLES:
-            together.setdefault(id(parameters[spec.name]), {})[spec.name] = spec.role
+    for one in tensors_of(model, family):
+        if one.spec.role not in VECTOR_ROLES:
+            together.setdefault(id(one.parameter), {})[one.name] = one.spec.role
     return [tuple(names) for names in together.values() if len(set(names.values())) > 1]
 
 

@@ -71,14 +71,15 @@ def _initial(bound: Bound, shape: torch.Size, seed: int) -> Tensor:
     dtype = torch.float64 if bound.parameter.dtype == torch.float64 else torch.float32
     drawn = torch.empty(shape, dtype=dtype)
     if bound.spec.start in _STARTS:
-        return _STARTS[bound.spec.start](drawn, _generator(bound, seed))
+        return _STARTS[bound.spec.start](drawn, generator_of(bound, seed))
     if bound.row.init_std is None:
         gain = bound.spec.role in (Role.NORM, Role.FINAL_NORM) and not bound.name.endswith("bias")
         return drawn.fill_(bound.folded - bound.spec.gain_offset if gain else 0.0)
-    return drawn.normal_(0.0, bound.row.init_std, generator=_generator(bound, seed))
+    return drawn.normal_(0.0, bound.row.init_std, generator=generator_of(bound, seed))
 
 
-def _generator(bound: Bound, seed: int) -> torch.Generator:
+def generator_of(bound: Bound, seed: int) -> torch.Generator:
+    """A parameter's own random numbers: by the seed and its name, whatever it is wrapped in."""
     digest = hashlib.sha256(f"{seed}:{plain_name(bound.name)}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") % 2**63)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import statistics
 from collections.abc import Callable, Mapping
@@ -14,14 +13,12 @@ from torch import Tensor, nn
 from complete_mue.apply.bind import Binding, Bound, bind, unwrapped
 from complete_mue.apply.effect import Effect, update_effect
 from complete_mue.apply.forward_check import judge_forward
+from complete_mue.apply.initialize import generator_of
 from complete_mue.apply.observe import Observation, any_number, holding, observe, rms
 from complete_mue.apply.optimizer_check import Finding
 from complete_mue.apply.setup import Setup, built, loss_of
 from complete_mue.layout import Role
 from complete_mue.plan.plan import Plan
-
-# Roles whose product is judged by the output of their residual branch, which includes every multiplier.
-_BRANCH = (Role.ATTENTION_OUT, Role.DENSE_DOWN, Role.EXPERT_DOWN)
 
 
 @dataclass(frozen=True)
@@ -106,15 +103,13 @@ def _shuffle(binding: Binding, seed: int) -> None:
     for b in binding if seed else ():
         if b.row.init_std is None or b.parameter.dim() < 2:
             continue
-        digest = hashlib.sha256(f"{seed}:{b.name}".encode()).digest()
-        draws = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") % 2**63)
-        order = torch.randperm(b.parameter.shape[-2:].numel(), generator=draws).to(b.parameter.device)
+        order = torch.randperm(b.parameter.shape[-2:].numel(), generator=generator_of(b, seed)).to(b.parameter.device)
         b.parameter.copy_(b.parameter.flatten(-2)[..., order].view(b.parameter.shape))
 
 
 def _branches(role: Role, seen: Observation) -> list[tuple[Role, int]]:
-    """The residual branches by whose output a role is judged."""
-    return [key for key in seen.branches if key[0] is role and role in _BRANCH]
+    """The residual branches by whose output, which includes every multiplier, a role is judged."""
+    return [key for key in seen.branches if key[0] is role]
 
 
 def _knows(role: Role, binding: Binding, seen: Observation) -> bool:

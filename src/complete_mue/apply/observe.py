@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -50,23 +50,20 @@ BRANCHES = {
 }
 
 
-class Watched(Protocol):
-    """A parameter whose products are watched: a Bound, or anything with a name, a spec and a parameter."""
+@dataclass(frozen=True)
+class Declared:
+    """One parameter of a model, with its role and axes."""
+
+    spec: TensorSpec
+    parameter: nn.Parameter
 
     @property
     def name(self) -> str:
-        """The parameter's qualified name."""
-
-    @property
-    def spec(self) -> TensorSpec:
-        """Its role and axes."""
-
-    @property
-    def parameter(self) -> nn.Parameter:
-        """The parameter itself."""
+        """The parameter's qualified name, as the model gives it."""
+        return self.spec.name
 
 
-_T = TypeVar("_T", bound=Watched)
+_T = TypeVar("_T", bound=Declared)
 
 
 @dataclass(frozen=True)
@@ -147,9 +144,16 @@ class Observation:
     first: float | None = None  # root mean square of what the first layer is given
     logits: Tensor | None = None  # what the model puts out
 
-    def saw(self, bound: Watched) -> bool:
+    def saw(self, bound: Declared) -> bool:
         """Whether a product with this parameter was seen."""
         return bound.name in self.products and self.products[bound.name].entries > 0
+
+
+# What makes a product visible.
+SHOW_PRODUCTS = (
+    "compute it with torch's own matrix products (transformers: model.set_experts_implementation('eager'), our models: "
+    "kernel='reference')"
+)
 
 
 def unseen(binding: Iterable[_T], seen: Observation) -> list[_T]:
@@ -167,7 +171,7 @@ def unseen(binding: Iterable[_T], seen: Observation) -> list[_T]:
     return list(missing.values())
 
 
-def _kind(bound: Watched) -> str:
+def _kind(bound: Declared) -> str:
     return any_number(bound.name) if bound.spec.fan_in is not None else bound.spec.role.value
 
 
@@ -180,7 +184,7 @@ def any_number(name: str) -> str:
 class _Source:
     """What a storage holds: a bound parameter, or a copy of parts of it."""
 
-    bound: Watched
+    bound: Declared
     places: Tensor | None = None  # of a copy: for each entry of its storage, the entry of the parameter's storage
     storage: StorageWeakRef | None = None  # of a copy: memory that was freed may come back as something else
 
@@ -199,7 +203,7 @@ class _Source:
 
 
 class _Watch(TorchDispatchMode):
-    def __init__(self, binding: Iterable[Watched], changes: Mapping[str, Tensor] | None, seen: Observation) -> None:
+    def __init__(self, binding: Iterable[Declared], changes: Mapping[str, Tensor] | None, seen: Observation) -> None:
         super().__init__()
         self.sources = {b.parameter.untyped_storage().data_ptr(): _Source(b) for b in binding}
         self.changes, self.seen = changes, seen
@@ -279,9 +283,9 @@ class _Watch(TorchDispatchMode):
             return
         places = source.places_of(args[0])
         moved = places if name == "aten::_to_copy" else func(places, *args[1:], **kwargs)
-        laid_out = places.new_zeros(_storage_size(copy))
-        laid_out.as_strided(copy.size(), copy.stride(), copy.storage_offset()).copy_(moved)
         storage = copy.untyped_storage()
+        laid_out = places.new_zeros(storage.nbytes() // copy.element_size())
+        laid_out.as_strided(copy.size(), copy.stride(), copy.storage_offset()).copy_(moved)
         self.sources = {place: known for place, known in self.sources.items() if not known.is_gone}
         self.sources[storage.data_ptr()] = _Source(source.bound, laid_out, StorageWeakRef(storage))
 
@@ -304,10 +308,6 @@ def _moved(y: Tensor | None, unaligned: Tensor | None, rows: Any = ...) -> Moved
     return None if y is None or unaligned is None else Moved(y[rows], float(unaligned[rows].sum()))
 
 
-def _storage_size(tensor: Tensor) -> int:
-    return tensor.untyped_storage().nbytes() // tensor.element_size()
-
-
 def _by_expert(source: _Source, weight: Tensor, ends: Tensor | None) -> Iterator[tuple[int, Any]]:
     """Which experts a product is of, each with its rows: one matrix of a stack, several side by side, or grouped."""
     stack = source.bound.parameter
@@ -325,7 +325,7 @@ def _by_expert(source: _Source, weight: Tensor, ends: Tensor | None) -> Iterator
         yield expert, experts == expert
 
 
-def branch_modules(model: nn.Module, binding: Iterable[Watched]) -> dict[tuple[Role, int], list[nn.Module]]:
+def branch_modules(model: nn.Module, binding: Iterable[Declared]) -> dict[tuple[Role, int], list[nn.Module]]:
     """The modules whose outputs add up to a residual branch: the smallest one around all tensors of the branch in its
     layer, and beside experts the one around the shared experts where they stand apart.
     """
@@ -351,9 +351,14 @@ def common_module(names: Iterable[str]) -> str:
     return ".".join(shared)
 
 
+def floating(given: Iterable[Any]) -> list[Tensor]:
+    """The tensors of numbers, not of indices, among what a module was given."""
+    return [x for x in given if isinstance(x, Tensor) and x.is_floating_point()]
+
+
 @contextmanager
 def observe(
-    model: nn.Module, binding: Iterable[Watched], changes: Mapping[str, Tensor] | None = None
+    model: nn.Module, binding: Iterable[Declared], changes: Mapping[str, Tensor] | None = None
 ) -> Iterator[Observation]:
     """Watch one or more forward passes. With ``changes`` (dW by name, laid out as W is), updates are measured too."""
     binding, seen = list(binding), Observation()
@@ -385,7 +390,7 @@ def observe(
         return hook
 
     def keep_first(module: nn.Module, inputs: Any, named: Any) -> None:
-        given = [x for x in (*inputs, *named.values()) if isinstance(x, Tensor) and x.is_floating_point()]
+        given = floating((*inputs, *named.values()))
         seen.first = rms(given[0]) if given else None
 
     def keep_logits(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -413,7 +418,7 @@ def observe(
 
 
 @contextmanager
-def holding(named: Iterable[Watched], state: Mapping[str, Tensor]) -> Iterator[None]:
+def holding(named: Iterable[Declared], state: Mapping[str, Tensor]) -> Iterator[None]:
     """The parameters with these values, and with their own afterwards."""
     kept = [(one.parameter, one.parameter.detach().clone()) for one in named]
     with torch.no_grad():

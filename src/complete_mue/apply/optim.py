@@ -134,7 +134,8 @@ def check_scheduler(scheduler: Any, steps: int = 1000) -> None:
     while hasattr(scheduler, "scheduler"):  # Accelerate wraps the scheduler it prepared
         scheduler = scheduler.scheduler
     groups = scheduler.optimizer.param_groups
-    name, planned = type(scheduler).__name__, [_planned_lr(group) for group in groups]
+    name = type(scheduler).__name__
+    planned = [float(group.get("planned_lr", group.get("initial_lr", group["lr"]))) for group in groups]
     kept = [{key: _copied(value) for key, value in group.items() if key != "params"} for group in groups]
     state = copy.deepcopy(scheduler.state_dict())
     waits = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)  # for a loss that no longer falls
@@ -157,10 +158,6 @@ def check_scheduler(scheduler: Any, steps: int = 1000) -> None:
                     group[key].copy_(value)  # a tensor lr stays the tensor that a compiled step knows
                 else:
                     group[key] = value
-
-
-def _planned_lr(group: dict[str, Any]) -> float:
-    return float(group.get("planned_lr", group.get("initial_lr", group["lr"])))
 
 
 def _copied(value: Any) -> Any:

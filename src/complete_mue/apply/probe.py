@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from complete_mue.apply.observe import common_module
+from complete_mue.apply.observe import common_module, floating
 from complete_mue.layout import Role, TensorSpec
 
 TOKENS = 16
@@ -124,13 +124,18 @@ def _run(model: nn.Module, tokens: Tensor) -> Any:
     """The model's output on tokens, in eval mode, eager; modes and the random state are put back."""
     accepts = inspect.signature(model.forward).parameters
     options = {"use_cache": False} if "use_cache" in accepts else {}
-    modes = {module: module.training for module in model.modules()}
-    compiled = any(getattr(module, "_compiled_call_impl", None) is not None for module in modes)
+    compiled = any(getattr(module, "_compiled_call_impl", None) is not None for module in model.modules())
     stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+    with torch.random.fork_rng(devices=[]), stance, _evaluating(model):
+        return model(input_ids=tokens, **options) if "input_ids" in accepts else model(tokens)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    modes = {module: module.training for module in model.modules()}
     try:
-        with torch.random.fork_rng(devices=[]), stance:
-            model.eval()
-            return model(input_ids=tokens, **options) if "input_ids" in accepts else model(tokens)
+        model.eval()
+        yield
     finally:
         for module, training in modes.items():
             module.training = training
@@ -172,29 +177,20 @@ class _Capture(TorchFunctionMode):
         module = self.model.get_submodule(name)
 
         def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self._layer = layer if layer is not None else self._layer
             self.inputs[name] = (*args, *kwargs.values())
+            if layer is not None:
+                self._layer = layer
+                self._keep(f"{name} input", next(iter(floating(self.inputs[name])), None))
 
         def after(_: nn.Module, args: Any, output: Any) -> None:
-            first = output[0] if isinstance(output, tuple) and output else output
-            if isinstance(first, Tensor):
-                # A copy: residual streams may be added to in place.
-                self.outputs[name] = first.detach().clone()
+            self._keep(name, output[0] if isinstance(output, tuple) and output else output)
 
         self._stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
         self._stack.callback(module.register_forward_hook(after).remove)
-        if layer is not None:
-            self._stack.callback(module.register_forward_pre_hook(self._keep_input(name), with_kwargs=True).remove)
 
-    def _keep_input(self, name: str) -> Callable[..., None]:
-        def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            given = next(
-                (x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.is_floating_point()), None
-            )
-            if given is not None:
-                self.outputs[f"{name} input"] = given.detach().clone()
-
-        return keep
+    def _keep(self, name: str, value: Any) -> None:
+        if isinstance(value, Tensor):
+            self.outputs[name] = value.detach().clone()  # a copy: residual streams may be added to in place
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -271,9 +267,7 @@ def _chosen(given: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
         if index.is_floating_point() or index.is_complex() or index.dtype is torch.bool or index.dim() < 2:
             continue
         for weights in tensors:
-            if not weights.is_floating_point() or weights.shape[:-1] != index.shape[:-1]:
-                continue
-            if weights.shape == index.shape:
+            if weights.is_floating_point() and weights.shape == index.shape:
                 return index, weights
     return None
 
@@ -391,7 +385,7 @@ def _carried(capture: _Capture, layer: int, branches: Mapping[str, str]) -> dict
         nexts.append(after)
     found: dict[str, tuple[float, float]] = {}
     for name, module in branches.items():
-        given = [x for x in capture.inputs.get(module, ()) if isinstance(x, Tensor) and x.is_floating_point()]
+        given = floating(capture.inputs.get(module, ()))
         for after in nexts:
             columns = [given[0], capture.outputs[module]] if given else []
             if not columns or any(column.numel() != after.numel() for column in columns):
@@ -504,13 +498,3 @@ def _gain_offset(module: nn.Module, name: str) -> float | None:
         if bool(((added - offset).abs() <= max(slack, 1e-4)).all()):
             return offset
     return None
-
-
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    training = module.training
-    try:
-        module.training = False
-        yield
-    finally:
-        module.training = training

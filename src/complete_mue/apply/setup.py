@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from complete_mue.apply.bind import tensors_of, unwrapped
+from complete_mue.apply.bind import tensors_of
 from complete_mue.apply.family import Family
 from complete_mue.errors import MueError, RunError
 from complete_mue.layout import Role
@@ -71,15 +71,14 @@ def loss_of(setup: Setup, plan: Plan) -> Loss:
 
 
 def _token_table(setup: Setup) -> nn.Parameter:
-    parameters = dict(unwrapped(setup.model).named_parameters(remove_duplicate=False))
-    specs = tensors_of(setup.model, setup.family)
-    tables = [spec for spec in specs if spec.role is Role.EMBEDDING and spec.axes[0] == "vocab"]
+    tensors = tensors_of(setup.model, setup.family)
+    tables = [one for one in tensors if one.spec.role is Role.EMBEDDING and one.spec.axes[0] == "vocab"]
     if len(tables) != 1:
         raise RunError(
             f"{len(tables)} embeddings with axes (vocab, …): without a table of tokens a check cannot make data; "
             "give loss= in mue.Setup(model, optimizer, loss)"
         )
-    return parameters[tables[0].name]
+    return tables[0].parameter
 
 
 def text(vocab: int, rows: int, step: int, length: int = SEQUENCE) -> Tensor:

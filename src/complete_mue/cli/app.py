@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from complete_mue.errors import MueError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 app = typer.Typer(
     name="mue",
@@ -47,6 +50,13 @@ def need_run(folder: Path) -> None:
     from complete_mue.lab.train.config import read_config
 
     read_config(folder / "config.json")
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Prints text as it is, and tables."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False, markup=False)
 
 
 def print_text(text: str) -> None:

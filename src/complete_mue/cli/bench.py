@@ -11,21 +11,19 @@ from typing import Annotated, Any
 
 import typer
 
-from complete_mue.cli.app import app, need_torch
+from complete_mue.cli.app import app, console, need_torch
 from complete_mue.errors import RunError
 
 
 def _show(result: Any, json: bool, out: Path | None) -> None:
     """Print what was timed, and write it where that was asked for."""
-    from rich.console import Console
-
     if json:
         print(jsonlib.dumps(result.to_dict(), indent=1))
     else:
         from complete_mue.lab.bench.profiler import kernel_table
 
         profiled = [kernel_table(row.title, row.kernels) for row in result.rows if row.kernels]
-        Console(highlight=False, markup=False).print(result.table(), *profiled)
+        console().print(result.table(), *profiled)
     if out is not None:
         print(f"wrote {result.write(out)}", file=sys.stderr)
 
@@ -66,7 +64,6 @@ def bench_moe_command(
     Example:  mue bench moe --device cpu --figure width --repeats 5
     """
     need_torch("mue bench")
-    from rich.console import Console
     from rich.table import Table
 
     from complete_mue.lab.bench.moe_records import check_names
@@ -86,7 +83,7 @@ def bench_moe_command(
             table.add_column(heading)
         for info in kernels:
             table.add_row(info.name, "yes" if info.runs_here else f"no: {info.reason}", info.summary)
-        Console(highlight=False, markup=False).print(table)
+        console().print(table)
         return
     if draw:
         result = BenchResult.read(draw)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from complete_mue.cli.app import app, need_torch
+from complete_mue.cli.app import app, console, need_torch
 from complete_mue.errors import FileError
 from complete_mue.layout.axes import AXES, axis_lines
 from complete_mue.rules import CATALOG, DEFAULT_RULES, Rules
@@ -53,14 +53,12 @@ def check_command(
     need_torch("mue check")
     Rules(rules)  # what cannot be read is refused before torch is loaded
     axis_lines(axis or list(AXES), layout, None)
-    from rich.console import Console
-
     from complete_mue.apply.check_report import tables, write
     from complete_mue.apply.checks import check
     from complete_mue.lab.models.check_setup import language_model_setup
 
     build = _named_function(model) if model else language_model_setup
-    console, notes = Console(highlight=False, markup=False), Console(stderr=True, highlight=False)
+    notes = console(stderr=True)
     with notes.status("checking") as status:
         result = check(
             build,
@@ -77,7 +75,7 @@ def check_command(
         print(jsonlib.dumps(result.to_dict(), indent=2))
     else:
         for part in tables(result):
-            console.print(part)
+            console().print(part)
     if out is not None:
         for path in write(result, out):
             notes.print(f"wrote {path}")
@@ -89,16 +87,14 @@ def _named_function(name: str) -> Any:
     """`package.module:function`, imported from the working directory or the installed packages."""
     import importlib
 
+    from complete_mue.lab.data.extras import in_our_words
+
     module, _, function = name.partition(":")
     if not module or not function:
         raise FileError(f"--model {name!r}: give MODULE:FUNCTION, such as my_package.training:build")
     sys.path.insert(0, str(Path.cwd()))
-    try:
+    with in_our_words(f"--model {name!r}: cannot be imported", "give an importable MODULE:FUNCTION"):
         found = getattr(importlib.import_module(module), function)
-    except Exception as problem:  # a user's module may fail in any way while it is imported
-        raise FileError(
-            f"--model {name!r}: {type(problem).__name__}: {problem}; give an importable MODULE:FUNCTION"
-        ) from None
     if not callable(found):
         raise FileError(f"--model {name!r}: {function} is a {type(found).__name__}; give a function build(plan)")
     return found

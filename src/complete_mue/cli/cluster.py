@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from complete_mue.cli.app import app, need_torch
+from complete_mue.cli.app import app, console, need_torch
 from complete_mue.errors import MueError, RunError
 
 
@@ -77,8 +77,6 @@ def _numbers(text: str) -> list[int]:
 
 
 def _table(rows: list[Any]) -> None:
-    from rich.console import Console
-
     from complete_mue.tabular import terminal_table
 
     headings = ("GPUs", "GiB", "fits", "compute", "FSDP", "tokens", "step", "ktok/s", "MFU", "days")
@@ -90,4 +88,4 @@ def _table(rows: list[Any]) -> None:
             *(f"{part:.3f}" for part in seconds), f"{row.tokens_per_second / 1e3:,.0f}", f"{row.mfu:.1%}",
             f"{row.seconds * row.steps / 86400:.1f}",
         )  # fmt: skip
-    Console(highlight=False).print(table)
+    console().print(table)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from complete_mue.cli.app import app, need_run, need_torch
+from complete_mue.cli.app import app, console, need_run, need_torch
 from complete_mue.errors import RunError
 from complete_mue.storage import refuse_links
 
@@ -170,12 +170,11 @@ def _progress() -> Iterator[tuple[Callable[[str], Callable[[int, int], None]], C
     """A bar of questions answered, and a line per task, on stderr."""
     import sys
 
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console = Console(stderr=True, highlight=False)
+    notes = console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not sys.stderr.isatty(), transient=True) as bar:
+    with Progress(*columns, console=notes, disable=not sys.stderr.isatty(), transient=True) as bar:
 
         def progress(what: str) -> Callable[[int, int], None]:
             for earlier in bar.task_ids:
@@ -187,7 +186,7 @@ def _progress() -> Iterator[tuple[Callable[[str], Callable[[int, int], None]], C
 
             return tick
 
-        yield progress, lambda text: console.print(text)
+        yield progress, notes.print
 
 
 @app.command("export")

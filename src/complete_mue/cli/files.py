@@ -37,17 +37,14 @@ def shape_in(config: Path) -> ModelShape:
         return shape_of_config(config, data)
     need_torch(f"reading a config of family {data['model_type']!r}")
     from complete_mue.apply.bind import describe, family_of
+    from complete_mue.lab.data.extras import in_our_words
 
     family_of(SimpleNamespace(model_type=data["model_type"]))  # refused before transformers is loaded
-    try:
+    advice = "install a newer one, or write a TOML file (`mue init`)"
+    with in_our_words(f"{config}: transformers cannot read it", advice):
         from transformers import AutoConfig
 
         found = AutoConfig.from_pretrained(str(config))
-    except Exception as problem:  # transformers' own code, on a file of someone else's
-        raise FileError(
-            f"{config}: transformers cannot read it ({type(problem).__name__}: {problem}); install a newer one, or "
-            "write a TOML file (`mue init`)"
-        ) from None
     return describe(found)
 
 

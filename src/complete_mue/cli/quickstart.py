@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from complete_mue.cli.app import app, need_torch
+from complete_mue.cli.app import app, console, need_torch
 from complete_mue.cli.sweep import Workers, run_whole
 from complete_mue.tabular import terminal_table
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from complete_mue.lab.sweep.quickstart_parts import Part
 
 ADVICE = (
@@ -43,8 +41,6 @@ def quickstart_command(
     Example:  mue quickstart --seed 1
     """
     need_torch("mue quickstart")
-    from rich.console import Console
-
     from complete_mue.lab.report.summary import summarize
     from complete_mue.lab.sweep.launch import Launch
     from complete_mue.lab.sweep.quickstart import STEPS, sweep_of
@@ -53,33 +49,35 @@ def quickstart_command(
 
     began = time.monotonic()
     folder = out or Path("runs") / ("quickstart" if seed == 0 else f"quickstart-{seed}")
-    console, notes = Console(highlight=False, markup=False), Console(stderr=True, highlight=False)
+    notes = console(stderr=True)
     with notes.status("checking live models, half a minute"):
         parts = [sizes()]
-    _show(1, parts[-1], console)
+    _show(1, parts[-1])
     run_whole(Launch("processes", workers), sweep_of(seed, steps or STEPS), folder / "runs")
     parts.append(trained(summarize(folder / "runs")))
-    _show(2, parts[-1], console)
+    _show(2, parts[-1])
     with notes.status("reading the records"):
         parts.append(recorded())
-    _show(3, parts[-1], console)
+    _show(3, parts[-1])
     seconds = time.monotonic() - began
     page = write_page(parts, ADVICE, {"seed": seed, "seconds": round(seconds, 1)}, folder)
-    console.print(f"\nReport: {page} ({seconds:.0f} s)\n\nNext:")
+    terminal = console()
+    terminal.print(f"\nReport: {page} ({seconds:.0f} s)\n\nNext:")
     for line in ADVICE:
-        console.print(f"- {line}")
+        terminal.print(f"- {line}")
 
 
-def _show(number: int, part: Part, console: Console) -> None:
+def _show(number: int, part: Part) -> None:
     """A part on the terminal."""
-    console.print(f"\n{number}. {part.title}", style="bold")
-    console.print(part.about)
+    terminal = console()
+    terminal.print(f"\n{number}. {part.title}", style="bold")
+    terminal.print(part.about)
     if part.rows:
         table = terminal_table(part.headings, part.headings)
         for column in table.columns:
             column.no_wrap = True
         for row in part.rows:
             table.add_row(*row, style={"held": "green", "missed": "red"}.get(row[-1], ""))
-        console.print(table)
+        terminal.print(table)
     for line in part.lines:
-        console.print(f"- {line.text}", style={"good": "green", "bad": "red"}.get(line.kind, ""))
+        terminal.print(f"- {line.text}", style={"good": "green", "bad": "red"}.get(line.kind, ""))

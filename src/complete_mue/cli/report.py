@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from complete_mue.cli.app import app
+from complete_mue.cli.app import app, console
 from complete_mue.errors import FileError
 
 if TYPE_CHECKING:
@@ -51,13 +51,11 @@ def report_command(
 
     Example:  mue report runs/activated
     """
-    from rich.console import Console
-
     from complete_mue.lab.records import find_sweeps
     from complete_mue.lab.report.html_page import report_dict
     from complete_mue.lab.report.summary import summarize
 
-    console, notes = Console(highlight=False, markup=False), Console(stderr=True, highlight=False, markup=False)
+    terminal, notes = console(), console(stderr=True)
     instead = pack is not None or page is not None
     if out is None and open_ and instead:
         raise FileError("--open shows report.html: say where to write it with --out")
@@ -90,8 +88,8 @@ def report_command(
         print(jsonlib.dumps(report_dict(summaries), indent=1))
     else:
         for summary in summaries:
-            console.print(f"\n{summary.title}", style="bold")
-            show(summary, console)
+            terminal.print(f"\n{summary.title}", style="bold")
+            show(summary, terminal)
     if open_ and folder is not None:
         import webbrowser
 
@@ -107,11 +105,11 @@ def _write(summaries: list[Summary], folder: Path, notes: Console) -> None:
     notes.print(f"wrote {written[1]} and {len(written) - 1} files beside it")
 
 
-def show(summary: Summary, console: Console) -> None:
+def show(summary: Summary, terminal: Console) -> None:
     """A sweep's verdict in words, then its tables."""
     from complete_mue.lab.report.tables import rich_table, tables
 
     for line in summary.verdict:
-        console.print(line.text, style={"good": "green", "bad": "red", "open": "yellow"}.get(line.kind, ""))
+        terminal.print(line.text, style={"good": "green", "bad": "red", "open": "yellow"}.get(line.kind, ""))
     for table in tables(summary):
-        console.print(rich_table(table))
+        terminal.print(rich_table(table))

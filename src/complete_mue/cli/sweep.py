@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from complete_mue.cli.app import app, need_torch, print_text
+from complete_mue.cli.app import app, console, need_torch, print_text
 from complete_mue.cli.report import show
 from complete_mue.cli.sweep_progress import shown
 from complete_mue.errors import RunError
@@ -264,12 +264,10 @@ def _describe(sweep: Sweep) -> None:
 
 
 def _report(folder: Path) -> None:
-    from rich.console import Console
-
     from complete_mue.lab.report.summary import summarize
     from complete_mue.lab.report.write import write_report
 
     summary = summarize(folder)
     write_report([summary], folder)
-    show(summary, Console(highlight=False, markup=False))
+    show(summary, console())
     print(f"report: {folder / 'report.html'}")

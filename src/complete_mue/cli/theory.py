@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from complete_mue.cli.app import app, print_text
+from complete_mue.cli.app import app, console, print_text
 from complete_mue.cli.files import target_of
 from complete_mue.errors import FileError, TransferError
 from complete_mue.export import EXPORTS
@@ -143,13 +143,11 @@ def _read_load(path: Path, shape: ModelShape) -> list[float]:
 
 def _print_table(plan: Plan) -> None:
     """Fit the terminal, 100 columns where there is none."""
-    from rich.console import Console
-
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
+    terminal = console()
+    if not terminal.is_terminal:
         print(plan)
     else:
-        console.print(plan)
+        terminal.print(plan)
 
 
 @app.command("layout")

@@ -7,33 +7,20 @@ own: there the native field is used, and the text says so.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
-from complete_mue.errors import TransferError, nearest
+from complete_mue.errors import TransferError, one_of
 from complete_mue.export import deepspeed, hf, megatron, torchtitan
 from complete_mue.plan.plan import Plan
 
-__all__ = ["EXPORTS", "Export", "export"]
+__all__ = ["EXPORTS", "export"]
 
-
-@dataclass(frozen=True)
-class Export:
-    """One tool: how a plan is written for it, and with which version that was checked."""
-
-    name: str
-    render: Callable[[Plan], str]
-    checked_against: str
-    summary: str
-
-
-EXPORTS: Mapping[str, Export] = {
-    module.NAME: Export(module.NAME, module.render, module.CHECKED, module.SUMMARY)
-    for module in (torchtitan, megatron, deepspeed, hf)
+# How a plan is written for each tool.
+EXPORTS: Mapping[str, Callable[[Plan], str]] = {
+    module.NAME: module.render for module in (torchtitan, megatron, deepspeed, hf)
 }
 
 
 def export(plan: Plan, tool: str) -> str:
     """The plan as one self-contained text for a tool: a Python module or JSON, the same text for the same plan."""
-    if tool not in EXPORTS:
-        raise TransferError(f"export {tool!r}{nearest(str(tool), EXPORTS)}: tools are {', '.join(EXPORTS)}")
-    return EXPORTS[tool].render(plan)
+    one_of("export", tool, EXPORTS, TransferError)
+    return EXPORTS[tool](plan)

@@ -7,7 +7,6 @@ from complete_mue.plan.plan import Plan
 
 NAME = "deepspeed"
 CHECKED = "deepspeed 0.19.8 on CPU (its config, engine and AdamW groups without ZeRO, one process)"
-SUMMARY = "JSON: DeepSpeed's optimizer section and parameter groups by name pattern"
 
 _USE = f"""\
 Use: give `config` (with your batch and precision settings) to deepspeed.initialize(config=...) and the groups, each

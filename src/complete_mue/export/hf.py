@@ -12,7 +12,6 @@ from complete_mue.plan.plan import Plan
 
 NAME = "hf"
 CHECKED = "transformers 5.22.0 on CPU (tiny models of each family named below, torch.optim.AdamW)"
-SUMMARY = "JSON: optimizer defaults and parameter groups by name pattern, for stock Hugging Face models"
 
 FAMILIES = (
     "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v3", "glm4_moe",

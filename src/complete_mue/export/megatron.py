@@ -6,7 +6,7 @@ import math
 
 from complete_mue.errors import TransferError
 from complete_mue.export.megatron_source import BODY, IMPORTS
-from complete_mue.export.settings import Setting, check_attention_scale, header, routing, settings
+from complete_mue.export.settings import Setting, check_attention_scale, header, route_scale, settings
 from complete_mue.layout.tensors import Role
 from complete_mue.plan.plan import Plan
 
@@ -15,7 +15,6 @@ CHECKED = (
     "megatron-core 0.16.1 on CPU, local layer specs (its GPTModel, TransformerConfig, ParamKey, optimizer, scheduler "
     "and router; the command line's parser and Transformer Engine's modules are not in that package: unchecked)"
 )
-SUMMARY = "Python module: command-line arguments, config_overrides, in-place init, groups with equal shares"
 
 # fnmatch patterns, whose * crosses dots. The last names of a line are those of Transformer Engine's fused modules.
 NAMES = {
@@ -132,10 +131,11 @@ def _arguments(plan: Plan) -> list[tuple[str, ...]]:
     width = dense[0].active_width if dense else shape.main.active_width
     lines += [("--ffn-hidden-size", str(width))]
     if routed:
-        block = routing(plan, routed[0], NAME)
+        block = routed[0]
+        scale, groups, shared = route_scale(plan, block, NAME), len(block.groups), sum(block.branches)
         if block.active == 1:
             raise TransferError(
-                f"{NAME} does not normalize the routing weight of a single activated expert ({routed[0]}): "
+                f"{NAME} does not normalize the routing weight of a single activated expert ({block}): "
                 "activate at least two"
             )
         lines += [
@@ -143,15 +143,12 @@ def _arguments(plan: Plan) -> list[tuple[str, ...]]:
             ("--moe-ffn-hidden-size", str(block.expert_width)),
             ("--moe-router-topk", str(block.active)),
             ("--moe-router-score-function", "sigmoid"),
-            ("--moe-router-topk-scaling-factor", repr(block.route_scale)),
+            ("--moe-router-topk-scaling-factor", repr(scale)),
         ]
-        if block.groups > 1:
-            lines += [
-                ("--moe-router-num-groups", str(block.groups)),
-                ("--moe-router-group-topk", str(block.groups)),
-            ]
-        if block.shared_width:
-            lines += [("--moe-shared-expert-intermediate-size", str(block.shared_width))]
+        if groups > 1:
+            lines += [("--moe-router-num-groups", str(groups)), ("--moe-router-group-topk", str(groups))]
+        if shared:
+            lines += [("--moe-shared-expert-intermediate-size", str(shared))]
         if dense:
             freq = ",".join("0" if block.is_dense else "1" for block in shape.blocks)
             lines += [("--moe-layer-freq", f"[{freq}]")]

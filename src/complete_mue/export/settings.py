@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from complete_mue.errors import TransferError
@@ -83,34 +83,14 @@ def layer_pattern(layers: tuple[int, ...] | None) -> str:
 # -- what the routing of a block needs -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Routing:
-    """A routed block in a tool's terms: equal groups of equal experts, shared branches as one wide FFN."""
-
-    experts: int
-    active: int
-    groups: int
-    expert_width: int
-    shared_width: int
-    route_scale: float
-
-
-def routing(plan: Plan, kind: FeedForward, tool: str) -> Routing:
-    """The routing of a kind of block, or an error that says why the tool cannot express it."""
+def route_scale(plan: Plan, kind: FeedForward, tool: str) -> float:
+    """r of a kind of block; a tool has equal groups of equal experts, and other blocks are an error."""
     if len(set(kind.groups)) > 1:
         raise TransferError(
             f"{tool} cannot express the layout {kind.with_widths!r}: its experts have one width and its groups one "
             "size; use equal groups, such as '128e8a4g1s', or apply the plan to a PyTorch model of your own"
         )
-    row = plan.unfold().row(Role.EXPERT_DOWN, plan.shape.label(kind))
-    return Routing(
-        experts=kind.experts,
-        active=kind.active,
-        groups=len(kind.groups),
-        expert_width=kind.groups[0].expert_width,
-        shared_width=sum(kind.branches),
-        route_scale=row.route_scale,
-    )
+    return plan.unfold().row(Role.EXPERT_DOWN, plan.shape.label(kind)).route_scale
 
 
 def check_attention_scale(plan: Plan, tool: str) -> None:
@@ -135,8 +115,3 @@ def header(plan: Plan, tool: str, form: str, checked: str, use: str) -> list[str
     ):
         lines += textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
     return [*lines, "", *use.splitlines(), "", *textwrap.wrap(CLIPPING, WIDTH)]
-
-
-def table(values: Mapping[str, object]) -> str:
-    """A dict display on one line, every number with repr precision."""
-    return "{" + ", ".join(f"{key!r}: {value!r}" for key, value in values.items()) + "}"

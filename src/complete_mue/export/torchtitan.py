@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from complete_mue.export.settings import (
-    Setting,
-    check_attention_scale,
-    header,
-    layer_pattern,
-    routing,
-    settings,
-    table,
-)
+from complete_mue.export.settings import Setting, check_attention_scale, header, layer_pattern, route_scale, settings
 from complete_mue.export.torchtitan_source import BODY, IMPORTS
 from complete_mue.layout.notation import FeedForward
 from complete_mue.layout.tensors import Role
@@ -18,7 +10,6 @@ from complete_mue.plan.plan import Plan
 
 NAME = "torchtitan"
 CHECKED = "torchtitan 0.3.0 on CPU (its config, model, router, init and optimizer classes; no training run)"
-SUMMARY = "Python module: parameter groups by name, router fields, init of every tensor, a config function"
 
 # {layer} is a layer's number. Biases are left out on purpose: torchtitan then refuses a model that has them.
 # `wkv` and `qk_norm` are names of configs, which torchtitan builds twice each; parameters are never called so.
@@ -96,14 +87,14 @@ def _kind(plan: Plan, kind: FeedForward) -> str:
     layers = _short([layer for layer, block in enumerate(plan.shape.blocks) if block == kind])
     if kind.is_dense:
         return f"    {{'layers': {layers}, 'hidden_dim': {kind.active_width}, 'moe': None}},"
-    routed = routing(plan, kind, NAME)
-    router: dict[str, object] = {"top_k": routed.active, "score_func": "sigmoid", "route_norm": True}
-    router["route_scale"] = routed.route_scale
-    if routed.groups > 1:
-        router |= {"num_expert_groups": routed.groups, "num_limited_groups": routed.groups}
+    scale, groups = route_scale(plan, kind, NAME), len(kind.groups)
+    router: dict[str, object] = {"top_k": kind.active, "score_func": "sigmoid", "route_norm": True}
+    router["route_scale"] = scale
+    if groups > 1:
+        router |= {"num_expert_groups": groups, "num_limited_groups": groups}
     return "\n".join([
-        f"    {{'layers': {layers}, 'hidden_dim': {routed.expert_width}, 'moe': {{",
-        f"        'num_experts': {routed.experts}, 'shared_hidden_dim': {routed.shared_width}, 'router': {{",
+        f"    {{'layers': {layers}, 'hidden_dim': {kind.expert_width}, 'moe': {{",
+        f"        'num_experts': {kind.experts}, 'shared_hidden_dim': {sum(kind.branches)}, 'router': {{",
         *[f"            {field!r}: {value!r}," for field, value in router.items()],
         "        },",
         "    }},",
@@ -120,7 +111,7 @@ def _row(one: Setting) -> list[str]:
     return [
         f"    {one.name!r}: (",
         f'        r"{pattern(one)}",',
-        f"        {table(values)},",
+        f"        {values!r},",
         f"        {one.row.init_std!r},",
         "    ),",
     ]

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from complete_mue.errors import RunError, ShapeError, nearest
+from complete_mue.errors import RunError, ShapeError, one_of
 from complete_mue.layout.notation import FeedForward
 from complete_mue.layout.reference import Hyper, Reference
 from complete_mue.layout.shape import Budget, ModelShape
@@ -84,8 +84,7 @@ def axis_points(axis: str, layout: str | None = None) -> list[Point]:
     ``layout`` is that of every point on the axes that do not vary it (``width``, ``depth``, ``batch_steps``); others
     keep their own. A term without ``@width`` gets experts of a quarter of the residual width.
     """
-    if axis not in AXES:
-        raise RunError(f"axis {axis!r}{nearest(axis, AXES)}: axes are {', '.join(AXES)}")
+    one_of("axis", axis, AXES, RunError)
     return AXES[axis].points(LAYOUT if layout is None else layout)
 
 

@@ -10,13 +10,13 @@ from complete_mue.errors import ShapeError
 LARGEST_COUNT = 10**15
 
 
-def count(name: str, value: object, *, least: int = 1) -> int:
-    """A whole number of at least ``least``; booleans and floats are refused."""
+def count(name: str, value: object, *, least: int = 1, most: int = LARGEST_COUNT) -> int:
+    """A whole number from ``least`` to ``most``; booleans and floats are refused."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise _refused(name, value, f"a whole number of at least {least}")
-    if not least <= value <= LARGEST_COUNT:
+    if not least <= value <= most:
         given = value if value.bit_length() <= 64 else "a number of more than 64 bits"
-        raise _refused(name, given, f"a whole number from {least} to {LARGEST_COUNT:.0e}", shown=str(given))
+        raise _refused(name, given, f"a whole number from {least} to {most:g}", shown=str(given))
     return value
 
 

@@ -33,23 +33,10 @@ class ModelShape:
 
     def __post_init__(self) -> None:
         count("width", self.width)
-        if count("depth", self.depth) > _DEEPEST:
-            raise ShapeError(
-                f"depth = {self.depth}: give at most {_DEEPEST} layers",
-                field="depth",
-                given=self.depth,
-                allowed=_DEEPEST,
-            )
-        count("dense_layers", self.dense_layers, least=0)
+        count("depth", self.depth, most=_DEEPEST)
+        count("dense_layers", self.dense_layers, least=0, most=self.depth)
         if self.head_dim is not None:
             count("head_dim", self.head_dim)
-        if self.dense_layers > self.depth:
-            raise ShapeError(
-                f"dense_layers = {self.dense_layers} of depth = {self.depth}: give at most the depth",
-                field="dense_layers",
-                given=self.dense_layers,
-                allowed=self.depth,
-            )
         if isinstance(self.feed_forward, FeedForward):
             return
         if isinstance(self.feed_forward, str) or not isinstance(self.feed_forward, Iterable):

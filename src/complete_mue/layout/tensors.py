@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from complete_mue.errors import ShapeError, TransferError, nearest
+from complete_mue.errors import ShapeError, TransferError, one_of
 from complete_mue.layout.notation import FeedForward
 
 
@@ -35,16 +35,8 @@ class Role(StrEnum):
     @classmethod
     def parse(cls, name: str) -> Role:
         """The role of that name, or an error that lists the roles."""
-        try:
-            return cls(name)
-        except ValueError:
-            known = [role.value for role in cls]
-            raise TransferError(
-                f"role {name!r}{nearest(str(name), known)}: roles are {', '.join(known)}",
-                field="role",
-                given=name,
-                allowed=tuple(known),
-            ) from None
+        one_of("role", name, [role.value for role in cls], TransferError)
+        return cls(name)
 
 
 FEED_FORWARD_ROLES = frozenset(
@@ -92,8 +84,8 @@ class TensorSpec:
     start: str = ""
 
     def __post_init__(self) -> None:
-        if self.start and self.start not in STARTS:
-            raise ShapeError(f"{self.name}: start {self.start!r}: give {', '.join(STARTS)}, or nothing")
+        if self.start:
+            one_of(f"{self.name}: start", self.start, STARTS, ShapeError)
         if self.fan_in is not None and self.fan_in not in self.axes:
             raise ShapeError(
                 f"{self.name}: fan-in axis {self.fan_in!r} is not among its axes {self.axes}; name one of them"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from complete_mue.layout.reference import Base
 from complete_mue.layout.tensors import VECTOR_ROLES
 from complete_mue.plan.row import Multiplier, Row
-from complete_mue.plan.table import PlanTable
 from complete_mue.rules.layer_table import COLUMNS, reason_for
 from complete_mue.rules.ratios import symbols
+
+if TYPE_CHECKING:
+    from complete_mue.plan.plan import Plan
 
 _TITLES = {
     "output": "output multiplier A",
@@ -20,7 +24,7 @@ _TITLES = {
 }
 
 
-def explain(plan: PlanTable, row: Row) -> str:
+def explain(plan: Plan, row: Row) -> str:
     """The derivation of one row."""
     kind = next((kind for kind in plan.shape.kinds if plan.shape.label(kind) == row.block), plan.shape.main)
     values = symbols(plan.reference, plan.shape, plan.ratios, kind, row.role)

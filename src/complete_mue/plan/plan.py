@@ -1,24 +1,132 @@
-"""A plan: one frozen row per role and block kind, with everything a trainer needs and why."""
+"""A plan: one frozen row per role and block kind, with everything a trainer needs and why; and the algebra on it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
+from complete_mue.errors import TransferError
+from complete_mue.layout.reference import Hyper, Reference, Tuned
+from complete_mue.layout.shape import Budget, ModelShape
 from complete_mue.layout.tensors import Role
 from complete_mue.plan.explain import explain
+from complete_mue.plan.fold import because, fold, unfold
 from complete_mue.plan.plan_json import read_dict, read_json, to_dict, to_json
 from complete_mue.plan.render import to_csv, to_markdown, to_rich, to_text
-from complete_mue.plan.row import Row
-from complete_mue.plan.table import PlanTable
+from complete_mue.plan.row import Multiplier, Row
+from complete_mue.rules.catalog import Rules
+from complete_mue.rules.measured import Trust, trust
+from complete_mue.rules.ratios import Ratios
+from complete_mue.rules.sde import LoadSde, Sde, sde_with_load
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
+Betas = Literal["transfer", "hold"]
+
 
 @dataclass(frozen=True)
-class Plan(PlanTable):
+class Plan:
     """Hyperparameters of a target, transferred from a reference."""
+
+    reference: Reference
+    shape: ModelShape
+    budget: Budget
+    rules: Rules
+    betas: Betas
+    ratios: Ratios
+    hyper: Hyper  # the target's global lr, weight decay, eps, betas; init_std is the reference's
+    rows: tuple[Row, ...]  # roles that the shape has
+    absent: tuple[Row, ...]  # feed-forward roles it has not: needed to go on from here to another shape
+    sde: Sde
+
+    def row(self, role: Role | str, block: str | None = None) -> Row:
+        """The row of a role; ``block`` chooses where several kinds of block differ."""
+        role = Role.parse(role)
+        found = [row for row in self.rows if row.role is role and block in (None, row.block)]
+        if len(found) == 1 or (found and all(row.numbers == found[0].numbers for row in found)):
+            return found[0]
+        if found:
+            kinds = ", ".join(repr(row.block) for row in found)
+            raise TransferError(f"role {role.value!r} has several rows: name the block kind, one of {kinds}")
+        roles = ", ".join(dict.fromkeys(row.role.value for row in self.rows))
+        where = "" if block is None else f" in a block {block!r}"
+        raise TransferError(f"no row for role {role.value!r}{where} in this plan: its roles are {roles}")
+
+    # -- the same run, written otherwise ----------------------------------------------------------------------
+
+    def fold(self) -> Plan:
+        """The same training run without any multiplier in the forward pass."""
+        return self._with_rows(lambda row: replace(fold(row), because=self._because(row, folded=True)))
+
+    def unfold(self) -> Plan:
+        """Back to multiplier form."""
+        return self._with_rows(lambda row: replace(unfold(row), because=self._because(row, folded=False)))
+
+    def _because(self, row: Row, *, folded: bool) -> str:
+        return because(self.rules.table[row.role], folded=folded)
+
+    def _with_rows(self, change: Callable[[Row], Row]) -> Plan:
+        return replace(self, rows=tuple(map(change, self.rows)), absent=tuple(map(change, self.absent)))
+
+    @property
+    def is_folded(self) -> bool:
+        """No row needs a multiplier in the forward pass."""
+        return all(row.forward == Multiplier() for row in self.rows)
+
+    def as_reference(self) -> Reference:
+        """The target as a reference of its own, each role with its settings: transfers compose through it."""
+        tuned = {}
+        for row in reversed((*self.unfold().rows, *self.unfold().absent)):
+            tuned[row.role] = Tuned(
+                output=row.output,
+                route_scale=row.route_scale if row.role is Role.EXPERT_DOWN else None,
+                residual=row.residual,
+                init_std=row.init_std,
+                lr=row.lr,
+                weight_decay=row.weight_decay,
+                eps=row.eps,
+            )
+        return Reference(self.shape, self.budget, self.hyper, tuned=tuned)
+
+    def isclose(self, other: Plan, tolerance: float = 1e-12) -> bool:
+        """Same roles and, up to rounding, the same numbers, globally and in every row."""
+        mine, theirs = (
+            {(row.role, row.block): row.numbers for row in plan.rows}
+            | {("global", ""): (p.lr, p.weight_decay, p.eps, *p.betas)}
+            for plan, p in ((self, self.hyper), (other, other.hyper))
+        )
+        return mine.keys() == theirs.keys() and all(
+            math.isclose(a, b, rel_tol=tolerance) for key in mine for a, b in zip(mine[key], theirs[key], strict=True)
+        )
+
+    def sde_with_load(self, load: Sequence[float]) -> LoadSde:
+        """sigma0 of each expert under a measured load (each expert's share of the tokens; sums to active)."""
+        return sde_with_load(self.reference, self.shape, self.budget, self.hyper, load)
+
+    @property
+    def trust(self) -> Trust:
+        """How far this transfer reaches beyond what was measured."""
+        return trust(self.rules.name, self.shape, self.ratios)
+
+    @property
+    def attention_scale(self) -> float | None:
+        """Factor on attention logits: ``sqrt(head_dim*) / head_dim``, so ``1/sqrt(head_dim)`` for heads of fixed size.
+
+        None where the shapes leave the head size open: keep the reference's head size and its 1/sqrt(head_dim).
+        """
+        ours, theirs = self.shape.head_dim, self.reference.shape.head_dim
+        return None if ours is None or theirs is None else math.sqrt(theirs) / ours
+
+    @property
+    def block_route_scale(self) -> float:
+        """r of the main block, in either form; 1 for a dense target."""
+        found = [row for row in self.rows if row.role is Role.EXPERT_DOWN]
+        return found[-1].route_scale * found[-1].folded.route_scale if found else 1.0
+
+    # -- explained, printed, written ----------------------------------------------------------------------------
 
     def explain(self, role: Role | str | None = None) -> str:
         """Derive a role's numbers in words and symbols; without a role, every row's."""

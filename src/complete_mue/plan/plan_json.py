@@ -6,34 +6,31 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from complete_mue.errors import FileError, MueError
-from complete_mue.layout.notation import FeedForward
+from complete_mue.errors import FileError, MueError, one_of
+from complete_mue.layout.notation import FeedForward, RoutedGroup
 from complete_mue.layout.reference import Hyper, reference_from
 from complete_mue.layout.shape import Budget, ModelShape
 from complete_mue.layout.tensors import Role
-from complete_mue.plan.row import Factors, Multiplier, Row
-from complete_mue.plan.table import PlanTable
+from complete_mue.plan.row import ROW_COLUMNS, Factors, Multiplier, Row
 from complete_mue.rules.catalog import Rules
 from complete_mue.rules.ratios import Ratios
 from complete_mue.rules.sde import sde_report
+from complete_mue.storage import json_object
+
+if TYPE_CHECKING:
+    from complete_mue.plan.plan import Plan
 
 FORMAT = 1
 
 
-def to_dict(plan: PlanTable) -> dict[str, Any]:
+def to_dict(plan: Plan) -> dict[str, Any]:
     """What `mue plan --format json` prints."""
-    r, h, main, parameters = plan.ratios, plan.hyper, plan.shape.main, plan.shape.parameters
+    r, h, main = plan.ratios, plan.hyper, plan.shape.main
     return {
         "format": FORMAT,
-        "ratios": {
-            "width": r.width,
-            "depth": r.depth,
-            "batch": r.batch,
-            "tokens": r.tokens,
-            "active_width": r.active_width,
-        },
+        "ratios": {name: getattr(r, name) for name in ("width", "depth", "batch", "tokens", "active_width")},
         "global": {"lr": h.lr, "weight_decay": h.weight_decay, "eps": h.eps, "betas": list(h.betas)},
         "rows": [_row_to_dict(row) for row in plan.rows],
         "folded": [_row_to_dict(row) for row in plan.fold().rows],
@@ -49,7 +46,7 @@ def to_dict(plan: PlanTable) -> dict[str, Any]:
             "verdict": str(plan.sde),
         },
         "trust": asdict(plan.trust),
-        "parameters": {"active": parameters.active, "total": parameters.total},
+        "parameters": asdict(plan.shape.parameters),
         "feed_forward": {
             "notation": str(main),
             "active_width": main.active_width,
@@ -59,30 +56,23 @@ def to_dict(plan: PlanTable) -> dict[str, Any]:
         "attention_scale": plan.attention_scale,
         "absent": [_row_to_dict(row) for row in plan.absent],
         "reference": {
-            "shape": _shape_to_dict(plan.reference.shape),
-            "budget": asdict(plan.reference.budget),
-            "hyper": asdict(plan.reference.hyper),
-            "route_scale": plan.reference.route_scale,
+            **asdict(plan.reference),
             "tuned": {role.value: asdict(tuned) for role, tuned in plan.reference.tuned.items()},
         },
-        "target": {"shape": _shape_to_dict(plan.shape), "budget": asdict(plan.budget)},
+        "target": {"shape": asdict(plan.shape), "budget": asdict(plan.budget)},
         "rules": asdict(plan.rules),
         "betas": plan.betas,
     }
 
 
-def to_json(plan: PlanTable, indent: int | None = 2) -> str:
+def to_json(plan: Plan, indent: int | None = 2) -> str:
     """JSON text: Python floats print their shortest exact form, so nothing is lost."""
     return json.dumps(to_dict(plan), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
 def read_json(text: str) -> dict[str, Any]:
     """The fields of a plan from JSON text."""
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as problem:
-        raise FileError(f"not a plan: invalid JSON ({problem}); write one with `mue plan --format json`") from None
-    return read_dict(data)
+    return read_dict(json_object(text, "JSON text", "plan", "write one with `mue plan --format json`"))
 
 
 def read_dict(data: Any) -> dict[str, Any]:
@@ -96,8 +86,7 @@ def read_dict(data: Any) -> dict[str, Any]:
         reference = reference_from(given, _shape_from_dict(given["shape"]))
         shape, budget = _shape_from_dict(target["shape"]), Budget(**target["budget"])
         hyper = Hyper(init_std=reference.hyper.init_std, **glob)
-        if data["betas"] not in ("transfer", "hold"):
-            raise FileError(f"betas = {data['betas']!r}: give 'transfer' or 'hold'")
+        one_of("betas", data["betas"], ("transfer", "hold"), FileError)
         return {
             "reference": reference,
             "shape": shape,
@@ -119,21 +108,8 @@ def read_dict(data: Any) -> dict[str, Any]:
 
 
 def _row_to_dict(row: Row) -> dict[str, Any]:
-    return {
-        "role": row.role.value,
-        "block": row.block,
-        "multiplier": row.multiplier,
-        "output": row.output,
-        "route_scale": row.route_scale,
-        "residual": row.residual,
-        "init_std": row.init_std,
-        "lr": row.lr,
-        "weight_decay": row.weight_decay,
-        "eps": row.eps,
-        "because": row.because,
-        "factors": asdict(row.factors),
-        "folded": asdict(row.folded),
-    }
+    values = {name: getattr(row, name) for name in ROW_COLUMNS}
+    return {**values, "role": row.role.value, "factors": asdict(row.factors), "folded": asdict(row.folded)}
 
 
 def _row_from_dict(data: Mapping[str, Any]) -> Row:
@@ -158,24 +134,10 @@ def _finite(name: str, value: Any) -> float:
     return float(value)
 
 
-def _shape_to_dict(shape: ModelShape) -> dict[str, Any]:
-    blocks = shape.feed_forward if isinstance(shape.feed_forward, tuple) else (shape.feed_forward,)
-    listed = [asdict(block) for block in blocks]
-    return {
-        "width": shape.width,
-        "depth": shape.depth,
-        "feed_forward": listed if isinstance(shape.feed_forward, tuple) else listed[0],
-        "dense_layers": shape.dense_layers,
-        "head_dim": shape.head_dim,
-    }
-
-
 def _shape_from_dict(data: Mapping[str, Any]) -> ModelShape:
-    from complete_mue.layout.notation import RoutedGroup
-
     def block(entry: Mapping[str, Any]) -> FeedForward:
         return FeedForward(tuple(entry["branches"]), tuple(RoutedGroup(**group) for group in entry["groups"]))
 
     given = data["feed_forward"]
-    blocks = tuple(block(entry) for entry in given) if isinstance(given, list) else block(given)
+    blocks = block(given) if isinstance(given, dict) else tuple(map(block, given))
     return ModelShape(data["width"], data["depth"], blocks, data["dense_layers"], data["head_dim"])

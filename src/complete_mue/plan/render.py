@@ -11,26 +11,23 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from complete_mue.layout.tensors import Role
-from complete_mue.plan.row import Row
-from complete_mue.plan.table import PlanTable
+from complete_mue.plan.row import ROW_COLUMNS, Row
 from complete_mue.tabular import terminal_table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
+    from complete_mue.plan.plan import Plan
+
 WIDTH = 80
 _HEADINGS = ("role", "multiplier", "init std", "lr", "weight decay", "eps")
 _TIED = re.compile(r" (?=[×\d(])|(?<=×) ")
 # Roles that many models do not have, and whose settings are another's: not a row each, unless they differ.
 _AS = {Role.BIAS: Role.NORM, Role.MODULATION: Role.ATTENTION_IN}
-_CSV = (
-    "role", "block", "multiplier", "output", "route_scale", "residual", "init_std", "lr", "weight_decay", "eps",
-    "because",
-)  # fmt: skip
 
 
-def headline(plan: PlanTable) -> list[tuple[str, str]]:
+def headline(plan: Plan) -> list[tuple[str, str]]:
     """Label and text: shapes, ratios, global settings, the SDE verdict, and how far to trust them."""
     r, h, main, ours, theirs = plan.ratios, plan.hyper, plan.shape.main, plan.shape, plan.reference.shape
     outside = ", ".join(plan.trust.outside)
@@ -62,7 +59,7 @@ def headline(plan: PlanTable) -> list[tuple[str, str]]:
     ]
 
 
-def _rules(plan: PlanTable) -> str:
+def _rules(plan: Plan) -> str:
     rules = plan.rules
     readings = [f"{name} fixed" for name in ("eps", "weight_decay") if getattr(rules, name) == "fixed"]
     if rules.forward_factor != 1:
@@ -82,18 +79,18 @@ def _short(count: int) -> str:
     return str(count)
 
 
-def _name(plan: PlanTable, row: Row) -> str:
+def _name(plan: Plan, row: Row) -> str:
     several = sum(other.role is row.role for other in plan.rows) > 1
     return f"{row.role.value} ({row.block})" if several else row.role.value
 
 
-def _cells(plan: PlanTable, row: Row) -> tuple[str, ...]:
+def _cells(plan: Plan, row: Row) -> tuple[str, ...]:
     std = "–" if row.init_std is None else f"{row.init_std:.4g}"
     multiplier, *rest = (f"{value:.4g}" for value in (row.multiplier, row.lr, row.weight_decay, row.eps))
     return (_name(plan, row), multiplier, std, *rest)
 
 
-def _parts(plan: PlanTable, rows: list[Row]) -> list[str]:
+def _parts(plan: Plan, rows: list[Row]) -> list[str]:
     """What the multipliers are made of, with the roles that have them."""
     found: dict[str, list[str]] = {}
     for row in rows:
@@ -103,7 +100,7 @@ def _parts(plan: PlanTable, rows: list[Row]) -> list[str]:
     return [f"{parts} ({', '.join(roles)})" for parts, roles in found.items() if parts]
 
 
-def _shown(plan: PlanTable) -> tuple[list[Row], list[str]]:
+def _shown(plan: Plan) -> tuple[list[Row], list[str]]:
     """The rows to print, and notes on those left out: roles that have another's settings where a model has them."""
     numbers = {row.role: row.numbers for row in plan.rows}
     same = [role for role, other in _AS.items() if numbers.get(role) == numbers.get(other)]
@@ -111,7 +108,7 @@ def _shown(plan: PlanTable) -> tuple[list[Row], list[str]]:
     return [row for row in plan.rows if row.role not in same], notes
 
 
-def _table(plan: PlanTable) -> tuple[list[str], list[list[str]], list[str]]:
+def _table(plan: Plan) -> tuple[list[str], list[list[str]], list[str]]:
     """Headings, cells, and notes: of multipliers, of columns with one value throughout, of rows left out."""
     rows, same = _shown(plan)
     cells = [_cells(plan, row) for row in rows]
@@ -128,7 +125,7 @@ def _table(plan: PlanTable) -> tuple[list[str], list[list[str]], list[str]]:
     return list(kept), body, [f"{label}: {', '.join(texts)}" for label, texts in notes.items() if texts]
 
 
-def to_rich(plan: PlanTable, width: int = WIDTH) -> Iterator[RenderableType]:
+def to_rich(plan: Plan, width: int = WIDTH) -> Iterator[RenderableType]:
     """Headlines, a table and its notes, no wider than ``width``."""
     yield "\n".join(_filled(f"{label:8}{text}", width, indent=8) for label, text in headline(plan))
     headings, cells, notes = _table(plan)
@@ -153,7 +150,7 @@ def _rich_table(headings: list[str], cells: list[list[str]]) -> Table:
     return table
 
 
-def to_text(plan: PlanTable) -> str:
+def to_text(plan: Plan) -> str:
     """The terminal table as plain text."""
     from rich.console import Console
 
@@ -163,7 +160,7 @@ def to_text(plan: PlanTable) -> str:
     return "\n".join(text.rstrip() for text in console.file.getvalue().splitlines()).rstrip()
 
 
-def to_markdown(plan: PlanTable) -> str:
+def to_markdown(plan: Plan) -> str:
     """Headlines as a list, then the table with a reason per row."""
     rows, same = _shown(plan)
     cells = [(*_cells(plan, row), row.because) for row in rows]
@@ -174,13 +171,13 @@ def to_markdown(plan: PlanTable) -> str:
     return "\n".join(lines + ["| " + " | ".join(c.replace("|", "\\|") for c in row) + " |" for row in cells])
 
 
-def to_csv(plan: PlanTable) -> str:
+def to_csv(plan: Plan) -> str:
     """One line per row, numbers in full precision."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(_CSV)
+    writer.writerow(ROW_COLUMNS)
     for row in plan.rows:
-        values = [getattr(row, column) for column in _CSV]
+        values = [getattr(row, column) for column in ROW_COLUMNS]
         writer.writerow(
             ["" if value is None else repr(value) if isinstance(value, float) else str(value) for value in values]
         )

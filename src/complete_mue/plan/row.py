@@ -8,6 +8,12 @@ from dataclasses import dataclass
 from complete_mue.errors import TransferError
 from complete_mue.layout.tensors import Role
 
+# What a row shows in files, in this order.
+ROW_COLUMNS = (
+    "role", "block", "multiplier", "output", "route_scale", "residual", "init_std", "lr", "weight_decay", "eps",
+    "because",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Multiplier:

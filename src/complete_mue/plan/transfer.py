@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
-from complete_mue.errors import TransferError
+from complete_mue.errors import TransferError, one_of
 from complete_mue.layout.notation import FeedForward
 from complete_mue.layout.reference import Hyper, Reference
 from complete_mue.layout.shape import Budget, ModelShape
 from complete_mue.layout.tensors import FEED_FORWARD_ROLES, Role, block_roles
 from complete_mue.plan.fold import because
-from complete_mue.plan.plan import Plan
+from complete_mue.plan.plan import Betas, Plan
 from complete_mue.plan.row import Factors, Multiplier, Row
-from complete_mue.plan.table import OTHER_ROLES, Betas
 from complete_mue.rules.batch_duration import transfer_beta
 from complete_mue.rules.catalog import DEFAULT_RULES, Rules
 from complete_mue.rules.layer_table import COLUMNS
@@ -40,18 +40,18 @@ def transfer(
             "transfer(reference, *read_target(path))"
         )
     rules, budget = Rules.named(rules), budget or reference.budget
-    if betas not in ("transfer", "hold"):
-        raise TransferError(f"betas={betas!r}: give 'transfer' or 'hold'")
+    one_of("betas", betas, get_args(Betas), TransferError)
     ratios = Ratios.between(reference, shape, budget)
     hyper = _global(reference.hyper, ratios, rules, betas)
     kinds = {shape.label(kind): kind for kind in shape.kinds}
     present = [(role, label) for label, kind in kinds.items() for role in block_roles(kind)]
+    others = [(role, "") for role in Role if role not in FEED_FORWARD_ROLES]
     missing = sorted(FEED_FORWARD_ROLES - {role for role, _ in present})
 
     def row(role: Role, block: str) -> Row:
         return _row(reference, shape, ratios, rules, role, block, kinds.get(block, shape.main))
 
-    rows = {(role, block): row(role, block) for role, block in [*((role, "") for role in OTHER_ROLES), *present]}
+    rows = {(role, block): row(role, block) for role, block in [*others, *present]}
     order = list(Role)
     return Plan(
         reference=reference,

@@ -21,7 +21,7 @@ from functools import lru_cache
 from importlib.metadata import entry_points
 from typing import Literal
 
-from complete_mue.errors import TransferError, nearest
+from complete_mue.errors import TransferError, one_of
 from complete_mue.layout.numbers import real
 from complete_mue.layout.tensors import Role
 from complete_mue.rules.layer_table import COMPLETE_MUE, HIDDEN_ROLES, RuleTable, table, with_fixed
@@ -57,15 +57,7 @@ MUP = table({
     "readout":                          "d^-1  | 1     | 1        | 1        | 1    | 1            | 1",
 })  # fmt: skip
 
-MUP_MOE = table({
-    #                                   output | route | residual | init std | lr   | weight decay | eps
-    "embedding":                        "1     | 1     | 1        | 1        | 1    | 1            | 1",
-    HIDDEN_ROLES:                       "1     | 1     | 1        | d^-1/2   | d^-1 | d            | 1",
-    "attention_out":                    "1     | 1     | 1        | d^-1/2   | d^-1 | d            | 1",
-    "dense_down shared_down expert_down": "1   | 1     | 1        | d^-1/2   | d^-1 | d            | 1",
-    VECTORS:                            "1     | 1     | 1        | 1        | 1    | 1            | 1",
-    "readout":                          "d^-1  | 1     | 1        | 1        | 1    | 1            | 1",
-})  # fmt: skip
+MUP_MOE = table({"dense_down shared_down expert_down": "1 | 1 | 1 | d^-1/2 | d^-1 | d | 1"}, MUP)
 
 # std alpha^-1 n^-1/2 and lr alpha^-1 n^-1 with alpha = h / n, for a mean over active experts, which is
 # normalized routing. Decay is not in it: lr times decay is held, as by CompleteP.
@@ -159,21 +151,9 @@ class Rules:
     forward_factor: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.name not in CATALOG:
-            raise TransferError(
-                f"rules {self.name!r}{nearest(str(self.name), CATALOG)}: rule sets are {', '.join(CATALOG)}",
-                field="rules",
-                given=self.name,
-                allowed=tuple(CATALOG),
-            )
+        one_of("rules", self.name, CATALOG, TransferError)
         for option in ("eps", "weight_decay"):
-            if getattr(self, option) not in ("groups", "fixed"):
-                raise TransferError(
-                    f"Rules({option}={getattr(self, option)!r}): give 'groups' or 'fixed'",
-                    field=option,
-                    given=getattr(self, option),
-                    allowed=("groups", "fixed"),
-                )
+            one_of(option, getattr(self, option), ("groups", "fixed"), TransferError)
         object.__setattr__(self, "forward_factor", real("forward_factor", self.forward_factor))
 
     @classmethod

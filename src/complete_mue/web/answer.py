@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from complete_mue.errors import one_of
 from complete_mue.layout.tensors import Role
 from complete_mue.plan.explain import explain
 from complete_mue.plan.plan import Plan
@@ -21,8 +22,7 @@ def planned(parameters: Mapping[str, str]) -> tuple[Specs, Plan]:
     """The plan of a filled-in form, or a ``MueError`` with the command line's text."""
     specs = read(parameters)
     betas = parameters.get("betas") or "transfer"
-    if betas not in ("transfer", "hold"):
-        raise FieldError(f"betas={betas!r:.80}: give 'transfer' or 'hold'", field="betas", given=betas)
+    one_of("betas", betas, ("transfer", "hold"), FieldError)
     plan = transfer(
         specs.reference,
         specs.shape,

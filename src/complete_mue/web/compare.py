@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from complete_mue.errors import TransferError
+from complete_mue.errors import TransferError, one_of
 from complete_mue.plan.plan import Plan
 from complete_mue.plan.row import Row
 from complete_mue.plan.transfer import transfer
@@ -20,8 +20,7 @@ def chosen(parameters: Mapping[str, str], plan: Plan) -> tuple[str, ...]:
     """The rule sets to compare: the plan's own, then those named in ``compare``, with commas."""
     names = [name.strip() for name in parameters.get("compare", "").split(",") if name.strip()]
     for name in names:
-        if name not in CATALOG:
-            raise FieldError(f"compare={name!r:.80}: rule sets are {', '.join(CATALOG)}", field="compare", given=name)
+        one_of("compare", name, CATALOG, FieldError)
     return tuple(dict.fromkeys([plan.rules.name, *names]))
 
 

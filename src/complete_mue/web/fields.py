@@ -21,6 +21,7 @@ from complete_mue.layout.notation import FeedForward
 from complete_mue.layout.reference import Reference
 from complete_mue.layout.shape import Budget, ModelShape
 from complete_mue.layout.toml_files import BUDGET_KEYS, HYPER_KEYS, SHAPE_KEYS, Document
+from complete_mue.storage import json_object
 
 T = TypeVar("T")
 
@@ -120,11 +121,8 @@ def _pasted(parameters: Mapping[str, str], config: str) -> ModelShape:
 
 def _shape_in(text: str) -> ModelShape:
     """The shape that the JSON text gives; a mistake is a ``MueError`` that begins with the file's name."""
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
-        raise MueError(f"{FILE}: not valid JSON; paste the whole file, from {{ to }}") from None
-    family = data.get("model_type") if isinstance(data, dict) else None
+    data = json_object(text, FILE, "JSON object", "paste the whole file, from { to }")
+    family = data.get("model_type")
     if not isinstance(family, str):
         raise MueError(f"{FILE}: no model_type; paste the config.json of a Hugging Face model")
     if family not in READABLE:

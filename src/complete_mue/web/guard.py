@@ -8,11 +8,11 @@ here allows other origins to read a response. Requests are GET or HEAD without a
 from __future__ import annotations
 
 import ipaddress
-import json
 import logging
 import re
 from collections.abc import Iterable
 
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LONGEST_TARGET = 8_192
@@ -54,30 +54,29 @@ class Guard:
                 message = {**message, "headers": [*message["headers"], *extra]}
             await send(message)
 
-        refused = self._refused(scope)
-        if refused is not None:
-            await _reply(guarded, *refused)
-            return
         try:
-            await self.app(scope, receive, guarded)
+            await (self._refused(scope) or self.app)(scope, receive, guarded)
         except Exception:
             _log.exception("request failed")
             if not started:
-                await _reply(guarded, 500, "the server failed at this request; its terminal says why")
+                failed = _error(500, "the server failed at this request; its terminal says why")
+                await failed(scope, receive, guarded)
 
-    def _refused(self, scope: Scope) -> tuple[int, str] | None:
+    def _refused(self, scope: Scope) -> Response | None:
         headers = scope["headers"]
         hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
         if len(hosts) != 1 or not self._may_be(hosts[0]):
-            return 403, f"host {', '.join(hosts)[:80]!r}: open the address that `mue web` printed"
+            return _error(403, f"host {', '.join(hosts)[:80]!r}: open the address that `mue web` printed")
         if scope["method"] not in METHODS:
-            return 405, f"method {scope['method'][:20]!r}: give {' or '.join(METHODS)}"
+            says = f"method {scope['method'][:20]!r}: give {' or '.join(METHODS)}"
+            return _error(405, says, allow=", ".join(METHODS))
         if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > LONGEST_TARGET:
-            return 414, f"an address of more than {LONGEST_TARGET} bytes: shorten it"
+            return _error(414, f"an address of more than {LONGEST_TARGET} bytes: shorten it")
         body = any(
             name == b"transfer-encoding" or (name == b"content-length" and value != b"0") for name, value in headers
         )
-        return (413, "a request with a body: send none") if body else None
+        # The body stays unread.
+        return _error(413, "a request with a body: send none", connection="close") if body else None
 
     def _may_be(self, host: str) -> bool:
         """A name that is ours, or an address: neither can be made to point here by someone else's DNS."""
@@ -92,12 +91,5 @@ class Guard:
         return True
 
 
-async def _reply(send: Send, status: int, text: str) -> None:
-    body = json.dumps({"error": text}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    if status == 405:
-        headers.append((b"allow", ", ".join(METHODS).encode()))
-    if status == 413:
-        headers.append((b"connection", b"close"))  # the body stays unread
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+def _error(status: int, text: str, **headers: str) -> Response:
+    return JSONResponse({"error": text}, status, headers)

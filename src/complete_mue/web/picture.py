@@ -30,12 +30,12 @@ def block_svg(block: FeedForward, output: float, route_scale: float, name: str) 
     formula = _formula(block, output, route_scale)
     height = y + 58
     parts = [
-        _text(WIDTH / 2, 12, "token x", "middle"),
+        _text(WIDTH / 2, 12, "token x"),
         _arrow(18, 30),
         *parts,
         _arrow(y + 2, y + 16),
-        _text(WIDTH / 2, y + 34, formula, "middle", "formula"),
-        _text(WIDTH / 2, y + 52, "A: output multiplier" + (", r: route scale" if block.groups else ""), "middle"),
+        _text(WIDTH / 2, y + 34, formula, "formula"),
+        _text(WIDTH / 2, y + 52, "A: output multiplier" + (", r: route scale" if block.groups else "")),
     ]
     return (
         f'<svg class="block" viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{escape(name)}: '
@@ -45,16 +45,14 @@ def block_svg(block: FeedForward, output: float, route_scale: float, name: str) 
 
 def describe(block: FeedForward) -> str:
     """The picture in a sentence."""
-    branches = f"{_many(len(block.branches), 'branch', 'branches')} always active" if block.branches else ""
     if not block.groups:
         return f"a dense block of width {block.active_width}"
     groups = f" in {len(block.groups)} groups" if len(block.groups) > 1 else ""
     routed = f"{block.active} of {block.experts} experts{groups} lit"
-    return f"{branches}, {routed}" if branches else routed
-
-
-def _many(count: int, one: str, several: str) -> str:
-    return f"{count} {one if count == 1 else several}"
+    if not block.branches:
+        return routed
+    number = len(block.branches)
+    return f"{number} {'branch' if number == 1 else 'branches'} always active, {routed}"
 
 
 def _formula(block: FeedForward, output: float, route_scale: float) -> str:
@@ -75,7 +73,7 @@ def _branches(block: FeedForward, y: float) -> tuple[list[str], float]:
         x = _MARGIN + place * (width + _GAP)
         more = f" (+{left} more)" if left and place == len(shown) - 1 else ""
         parts.append(f'<rect class="lit" x="{x:g}" y="{y:g}" width="{width:g}" height="34" rx="6"/>')
-        parts.append(_text(x + width / 2, y + 21.5, f"{word} · {branch} wide{more}", "middle", "on-lit"))
+        parts.append(_text(x + width / 2, y + 21.5, f"{word} · {branch} wide{more}", "on-lit"))
     return parts, y + 34 + _GAP
 
 
@@ -94,7 +92,7 @@ def _groups(groups: tuple[RoutedGroup, ...], y: float) -> tuple[list[str], float
             bottoms.append(bottom)
         y = max(bottoms) + _GAP
     if len(groups) > len(shown):
-        parts.append(_text(WIDTH / 2, y + 8, f"and {len(groups) - len(shown)} more groups", "middle"))
+        parts.append(_text(WIDTH / 2, y + 8, f"and {len(groups) - len(shown)} more groups"))
         y += _TITLE
     return parts, y
 
@@ -113,7 +111,7 @@ def _group(group: RoutedGroup, number: int, x: float, y: float, width: float) ->
     if len(title) * 6.2 > width:
         title = f"{group.active} of {group.experts}"
     parts = [f'<rect class="group" x="{x:g}" y="{y:g}" width="{width:g}" height="{bottom - y:g}" rx="6"/>']
-    parts.append(_text(x + width / 2, y + 15, title, "middle"))
+    parts.append(_text(x + width / 2, y + 15, title))
     lit = _example(drawn, min(group.active, drawn), number)
     for expert in range(drawn):
         row, column = divmod(expert, columns)
@@ -122,7 +120,7 @@ def _group(group: RoutedGroup, number: int, x: float, y: float, width: float) ->
             f'y="{top + row * step:.4g}" width="{side:.4g}" height="{side:.4g}" rx="{min(4.0, side / 4):.3g}"/>'
         )
     if drawn < group.experts:
-        parts.append(_text(x + width / 2, bottom - 5, f"{drawn} of {group.experts} drawn", "middle"))
+        parts.append(_text(x + width / 2, bottom - 5, f"{drawn} of {group.experts} drawn"))
     return parts, bottom
 
 
@@ -140,8 +138,8 @@ def _example(count: int, active: int, group: int) -> set[int]:
     return set(random.Random(group + 1).sample(range(count), active))
 
 
-def _text(x: float, y: float, text: str, anchor: str, kind: str = "label") -> str:
-    return f'<text class="{kind}" x="{x:g}" y="{y:g}" text-anchor="{anchor}">{escape(text)}</text>'
+def _text(x: float, y: float, text: str, kind: str = "label") -> str:
+    return f'<text class="{kind}" x="{x:g}" y="{y:g}" text-anchor="middle">{escape(text)}</text>'
 
 
 def _arrow(top: float, bottom: float) -> str:

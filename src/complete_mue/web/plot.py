@@ -12,7 +12,7 @@ from typing import Any
 
 from complete_mue.chart import Dot, Drawn, Panel, Picture, log_axis
 from complete_mue.chart_svg import panel_svg
-from complete_mue.errors import MueError
+from complete_mue.errors import MueError, one_of
 from complete_mue.layout.notation import FeedForward, RoutedGroup
 from complete_mue.layout.shape import ModelShape
 from complete_mue.layout.tensors import Role
@@ -47,8 +47,7 @@ def keys(plan: Plan) -> list[str]:
 def plot_answer(parameters: Mapping[str, str], plan: Plan) -> dict[str, Any]:
     """Both pictures, and the choices there are."""
     axis = parameters.get("axis") or "width"
-    if axis not in AXES:
-        raise FieldError(f"axis={axis!r:.80}: give one of {', '.join(AXES)}", field="axis", given=axis)
+    one_of("axis", axis, AXES, FieldError)
     known = keys(plan)
     role = parameters.get("role") or ""
     if role not in known:  # a role of the form before: this target has none

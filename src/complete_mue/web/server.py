@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import socket
 from collections.abc import Callable
 from functools import lru_cache, partial
@@ -29,7 +28,7 @@ from anyio import CapacityLimiter
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -37,7 +36,7 @@ from complete_mue.errors import MueError, RunError
 from complete_mue.lab.report.html_page import SCRIPT
 from complete_mue.rules import CATALOG, Rules
 from complete_mue.web.answer import plan_answer, planned
-from complete_mue.web.fields import PARAMETERS, FieldError, File
+from complete_mue.web.fields import PARAMETERS, FieldError
 from complete_mue.web.guard import Guard
 from complete_mue.web.plot import plot_answer
 from complete_mue.web.runs import Runs
@@ -69,17 +68,13 @@ def application(folder: Path, names: tuple[str, ...] = ()) -> ASGIApp:
         what = request.scope["path"].removeprefix("/api/")
         query = request.scope["query_string"].decode("ascii", "replace")
         try:
-            made = await anyio.to_thread.run_sync(_computed, what, _parameters(query), limiter=plans)
+            return await anyio.to_thread.run_sync(_computed, what, _parameters(query), limiter=plans)
         except MueError as problem:
             field = problem.field if problem.field in PARAMETERS else None
-            return _json(_encoded({"error": " ".join(str(problem).split()), "field": field}))
-        if isinstance(made, bytes):
-            return _json(made)
-        saved = {"content-disposition": f'attachment; filename="{made.name}"'}
-        return Response(made.text, media_type="text/plain", headers=saved)
+            return JSONResponse({"error": " ".join(str(problem).split()), "field": field})
 
     async def listing(request: Request) -> Response:
-        return _json(_encoded(await anyio.to_thread.run_sync(runs.listing, limiter=reads)))
+        return JSONResponse(await anyio.to_thread.run_sync(runs.listing, limiter=reads))
 
     async def report(request: Request) -> Response:
         page = await anyio.to_thread.run_sync(partial(runs.report, request.path_params["name"]), limiter=reads)
@@ -153,37 +148,31 @@ def _parameters(query: str) -> tuple[tuple[str, str], ...]:
 
 
 @lru_cache(maxsize=256)
-def _computed(what: str, parameters: tuple[tuple[str, str], ...]) -> bytes | File:
+def _computed(what: str, parameters: tuple[tuple[str, str], ...]) -> Response:
     """A plan or a plot as JSON, or a text as a file."""
     given = dict(parameters)
     try:
         if what == "plan":
-            made: bytes | File = _encoded(plan_answer(given))
+            made: Response = JSONResponse(plan_answer(given))
         elif what == "plot":
-            made = _encoded(plot_answer(given, planned(given)[1]))
+            made = JSONResponse(plot_answer(given, planned(given)[1]))
         else:
-            made = text_of(what.removeprefix("text/"), *planned(given), folded=given.get("form") == "folded")
+            file = text_of(what.removeprefix("text/"), *planned(given), folded=given.get("form") == "folded")
+            saved = {"content-disposition": f'attachment; filename="{file.name}"'}
+            made = Response(file.text, media_type="text/plain", headers=saved)
     except MueError:
         raise
     except (ArithmeticError, ValueError) as problem:
         raise FieldError(f"numbers too far apart to compute with ({problem}); bring them closer together") from None
-    if len(made if isinstance(made, bytes) else made.text) > LARGEST_PLAN:
+    if len(made.body) > LARGEST_PLAN:
         raise FieldError(f"a plan of more than {LARGEST_PLAN} bytes: use `mue plan` for this layout")
     return made
 
 
-def _encoded(data: Any) -> bytes:
-    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8")
-
-
-def _json(body: bytes, status: int = 200) -> Response:
-    return Response(body, status, media_type="application/json")
-
-
 async def _refused(request: Request, problem: Exception) -> Response:
-    return _json(_encoded({"error": " ".join(str(problem).split())}), 404)
+    return JSONResponse({"error": " ".join(str(problem).split())}, 404)
 
 
 async def _unknown(request: Request, problem: Exception) -> Response:
     status = problem.status_code if isinstance(problem, HTTPException) else 500
-    return _json(_encoded({"error": f"{request.url.path[:80]!r}: nothing here; start at /"}), status)
+    return JSONResponse({"error": f"{request.url.path[:80]!r}: nothing here; start at /"}, status)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from itertools import groupby
 
-from complete_mue.errors import nearest
+from complete_mue.errors import one_of
 from complete_mue.export import export
 from complete_mue.layout.notation import FeedForward
 from complete_mue.layout.shape import Budget, ModelShape
@@ -85,6 +85,5 @@ def text_of(name: str, specs: Specs, plan: Plan, *, folded: bool = False) -> Fil
     if name in TEXTS:
         file, render = TEXTS[name]
         return File(file, render(plan.fold() if folded and name == "csv" else plan))
-    if name not in NAMES:
-        raise FieldError(f"no text {name!r:.80}{nearest(name, NAMES)}; there are {', '.join(NAMES)}")
+    one_of("text", name, NAMES, FieldError)
     return specs.files[NAMES.index(name) - len(TEXTS)]

@@ -21,11 +21,15 @@ def need(module: str, purpose: str) -> ModuleType:
 
 @contextmanager
 def in_our_words(what: str, advice: str = "") -> Iterator[None]:
-    """Whatever a library raises (network, names, formats; the panic of a Rust part is no Exception) as one line."""
+    """Whatever a library raises (network, names, formats; the panic of a Rust part is no Exception) as one line.
+
+    Not around a ``yield``: a generator that is closed sees an exception, too.
+    """
     try:
         yield
     except (MueError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as problem:
-        reason = (str(problem).strip() or "no reason given").splitlines()[0]
+        said = getattr(problem, "strerror", None) or str(problem).strip()
+        reason = (said or "no reason given").splitlines()[0]
         raise FileError(f"{what} ({type(problem).__name__}: {reason}){advice and '; '}{advice}") from None

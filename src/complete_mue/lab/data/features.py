@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save
 from torch import Tensor
 
-from complete_mue.errors import FileError, RunError, ShapeError
+from complete_mue.errors import FileError, RunError, ShapeError, one_of
 from complete_mue.lab.data.batches import ImageBatch, Pictures
 from complete_mue.lab.data.encoders import Autoencoder, TextEncoder, fingerprint
 from complete_mue.lab.data.file_parts import OpenFiles, StoredRows
@@ -107,8 +107,7 @@ def cache_features(
     out = Path(out)
     for name, value in (("text_length", text_length), ("batch", batch), ("shard_items", shard_items)):
         count(name, value)
-    if store not in STORED:
-        raise ShapeError(f"store = {store!r}: give one of {', '.join(STORED)}")
+    one_of("store", store, STORED, ShapeError)
     if items is None and source.items is None:
         raise ShapeError("items = None with an endless source: say how many items to cache")
     total = count("items", items if items is not None else source.items)

@@ -23,11 +23,11 @@ from complete_mue.errors import FileError, ShapeError
 from complete_mue.lab.data.batches import ImageBatch, Pictures, caption_tokens, pixels
 from complete_mue.lab.data.decoding import LARGEST_FILE, SUFFIXES, decode, resize
 from complete_mue.lab.data.documents import HubDataset, need_column
-from complete_mue.lab.data.extras import need
+from complete_mue.lab.data.extras import in_our_words, need
 from complete_mue.lab.data.item_order import Order, Shuffled
 from complete_mue.lab.data.text_files import json_lines, unpacked
 from complete_mue.layout.numbers import count
-from complete_mue.storage import LARGEST_JSON
+from complete_mue.storage import read_bytes
 
 CAPTIONS = ("captions.jsonl", "metadata.jsonl")
 LARGEST_ARRAYS = 2**35
@@ -76,7 +76,7 @@ class ImageFolder(Collection):
         table = next((folder / name for name in CAPTIONS if (folder / name).is_file()), None)
         found = _listed(folder, table) if table else ((path, _caption_file(path)) for path in pictures_in(folder))
         items = [
-            Item(path.as_posix(), caption, path.stat().st_size, partial(_read, path, LARGEST_FILE))
+            Item(path.as_posix(), caption, path.stat().st_size, partial(_picture, path))
             for path, caption in sorted(found, key=itemgetter(0))
         ]
         super().__init__(folder.as_posix(), items)
@@ -161,7 +161,7 @@ def _stored_picture(images: Any, key: str, number: int, where: str) -> bytes:
     value = images[number][key]
     if not isinstance(value, dict) or not (value.get("bytes") or value.get("path")):
         raise FileError(f"{where}: has no picture; remove the row")
-    return value["bytes"] or _read(Path(value["path"]), LARGEST_FILE)
+    return value["bytes"] or _picture(Path(value["path"]))
 
 
 class ImageData(Shuffled, Pictures):
@@ -211,15 +211,8 @@ class ImageData(Shuffled, Pictures):
         return resize(picture, self.size)
 
 
-def _read(path: Path, limit: int) -> bytes:
-    try:
-        with path.open("rb") as file:
-            content = file.read(limit + 1)
-    except OSError as problem:
-        raise FileError(f"{path}: {problem.strerror or problem}") from None
-    if len(content) > limit:
-        raise FileError(f"{path}: larger than {limit} bytes; make it smaller")
-    return content
+def _picture(path: Path) -> bytes:
+    return read_bytes(path, "give another picture", LARGEST_FILE)
 
 
 def caption_text(value: Any, where: str) -> str:
@@ -234,7 +227,7 @@ def _caption_file(picture: Path) -> str:
     if not path.is_file():
         raise FileError(f"{picture}: no caption; write it into {path.name} beside it, or all into {CAPTIONS[0]}")
     try:
-        return _read(path, _LARGEST_CAPTION).decode("utf-8").strip()
+        return read_bytes(path, "give another caption", _LARGEST_CAPTION).decode("utf-8").strip()
     except UnicodeDecodeError as problem:
         raise FileError(f"{path}: not UTF-8 text ({problem.reason}); save it as UTF-8") from None
 
@@ -242,20 +235,16 @@ def _caption_file(picture: Path) -> str:
 def _caption_list(path: Path) -> Sequence[str]:
     if not path.exists():
         raise FileError(f"{path}: no captions; put a JSON list of texts there, one per image")
-    try:
-        rows = json.loads(_read(path, LARGEST_JSON).decode("utf-8"))
+    with in_our_words(f"{path}: not a JSON list of captions or of objects with 'caption'"):
+        rows = json.loads(read_bytes(path, "give another list"))
         if not isinstance(rows, list):
             raise TypeError(f"a {type(rows).__name__}, not a list")
         captions = [row["caption"] if isinstance(row, dict) else row for row in rows]
-    except FileError:
-        raise
-    except (ValueError, KeyError, TypeError, RecursionError) as problem:
-        raise FileError(f"{path}: not a JSON list of captions or of objects with 'caption' ({problem})") from None
     return [caption_text(caption, f"{path}, entry {number}") for number, caption in enumerate(captions)]
 
 
 def _load_arrays(path: Path) -> NDArray[np.uint8]:
-    try:
+    with in_our_words(f"{path}: not an .npz of images"):
         with zipfile.ZipFile(path) as archive:
             members = {info.filename: info.file_size for info in archive.infolist()}
         if "images.npy" not in members:
@@ -264,11 +253,6 @@ def _load_arrays(path: Path) -> NDArray[np.uint8]:
             raise FileError(f"{path}: unpacks to more than {LARGEST_ARRAYS} bytes; use WebDataset tars")
         with np.load(path, allow_pickle=False) as archive:
             images: NDArray[np.uint8] = archive["images"]
-    except FileError:
-        raise
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, MemoryError, NotImplementedError) as problem:
-        reason = getattr(problem, "strerror", None) or problem
-        raise FileError(f"{path}: not an .npz of images ({reason})") from None
     if images.dtype != np.uint8 or images.ndim not in (4, 5) or images.shape[-1] != 3 or not images.size:
         raise FileError(
             f"{path}: images are {images.dtype} {list(images.shape)}; store uint8 [n, (frames,) height, width, 3]"

@@ -8,7 +8,7 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from complete_mue.errors import RunError, ShapeError
+from complete_mue.errors import RunError, ShapeError, one_of
 from complete_mue.lab.data.randomness import Permutation
 from complete_mue.layout.numbers import count
 
@@ -35,9 +35,7 @@ class Rows:
     def __post_init__(self) -> None:
         count("rows", self.rows)
         count("world", self.world)
-        count("rank", self.rank, least=0)
-        if self.rank >= self.world:
-            raise ShapeError(f"rank = {self.rank} with world = {self.world}: give a rank from 0 to {self.world - 1}")
+        count("rank", self.rank, least=0, most=self.world - 1)
         if self.rows % self.world:
             raise ShapeError(
                 f"rows = {self.rows} with world = {self.world}: rows of the global batch are shared evenly, "
@@ -75,8 +73,7 @@ class Shuffled:
         epochs: str = "single",
     ) -> None:
         self.items, self.rows, self.seed, self.epochs, self.what = items, Rows(rows, rank, world), seed, epochs, what
-        if epochs not in EPOCHS:
-            raise ShapeError(f"epochs = {epochs!r}: give one of {', '.join(EPOCHS)}")
+        one_of("epochs", epochs, EPOCHS, ShapeError)
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise ShapeError(f"seed = {seed!r}: give a whole number")
         if items < rows:

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from complete_mue.errors import FileError
 from complete_mue.lab.data.decoding import LARGEST_FILE, SUFFIXES
+from complete_mue.lab.data.extras import in_our_words
 from complete_mue.lab.data.file_parts import OpenFiles
 from complete_mue.lab.data.images import Collection, Item, caption_text
 
@@ -66,25 +67,18 @@ def _items(path: Path, files: OpenFiles) -> Iterator[Item]:
 def _indexed(path: Path) -> dict[str, dict[str, tarfile.TarInfo]]:
     """Pictures and texts of a tar, by key and suffix."""
     samples: dict[str, dict[str, tarfile.TarInfo]] = {}
-    try:
-        with tarfile.open(path, "r:") as archive:  # "r:": not packed as a whole, so that members can be read in place
-            for member in archive:
-                if member.isdir():
-                    continue
-                key, suffix = _split(path, member)
-                limit = LARGEST_FILE if suffix in SUFFIXES else _LARGEST_TEXT
-                if suffix in (*SUFFIXES, *_TEXTS, ".json"):
-                    if member.size > limit:
-                        raise FileError(f"{path}: member {member.name!r} is larger than {limit} bytes; leave it out")
-                    samples.setdefault(key, {})[suffix] = member
-    except FileError:
-        raise
-    except (tarfile.TarError, EOFError, ValueError) as problem:
-        raise FileError(
-            f"{path}: not a readable .tar ({problem}); a packed one (.tar.gz) must be unpacked to .tar first"
-        ) from None
-    except OSError as problem:
-        raise FileError(f"{path}: {problem.strerror or problem}") from None
+    advice = "give a plain .tar; a packed one (.tar.gz) must be unpacked first"
+    # "r:": not packed as a whole, so that members can be read in place
+    with in_our_words(f"{path}: cannot be read as .tar", advice), tarfile.open(path, "r:") as archive:
+        for member in archive:
+            if member.isdir():
+                continue
+            key, suffix = _split(path, member)
+            limit = LARGEST_FILE if suffix in SUFFIXES else _LARGEST_TEXT
+            if suffix in (*SUFFIXES, *_TEXTS, ".json"):
+                if member.size > limit:
+                    raise FileError(f"{path}: member {member.name!r} is larger than {limit} bytes; leave it out")
+                samples.setdefault(key, {})[suffix] = member
     return samples
 
 
@@ -92,15 +86,10 @@ def _caption(parts: Mapping[str, Callable[[], bytes]], path: Path, key: str) -> 
     suffix = next((suffix for suffix in (*_TEXTS, ".json") if suffix in parts), None)
     if suffix is None:
         raise FileError(f"{path}: {key} has no caption; add {key}.txt, or .json with 'caption'")
-    try:
+    wanted = "JSON with 'caption'" if suffix == ".json" else "text in UTF-8"
+    with in_our_words(f"{path}: {key}{suffix}: not {wanted}"):
         text = parts[suffix]().decode("utf-8")
         return caption_text(json.loads(text)["caption"] if suffix == ".json" else text, f"{path}: {key}")
-    except FileError:
-        raise
-    except UnicodeDecodeError as problem:
-        raise FileError(f"{path}: {key}{suffix}: not UTF-8 text ({problem.reason})") from None
-    except (ValueError, KeyError, TypeError, RecursionError) as problem:
-        raise FileError(f"{path}: {key}.json: no caption under 'caption' ({problem})") from None
 
 
 def _split(path: Path, member: tarfile.TarInfo) -> tuple[str, str]:

@@ -17,10 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from complete_mue.errors import FileError, RunError, ShapeError
+from complete_mue.errors import FileError, RunError, ShapeError, one_of
 from complete_mue.lab.data.file_parts import OpenFiles
 from complete_mue.lab.data.item_order import Order, Shuffled
 from complete_mue.lab.data.manifest import ITEM_SIZE, Manifest
+from complete_mue.lab.data.shard_folder import SPLITS
 from complete_mue.lab.data.standard_library import library_texts
 from complete_mue.lab.data.tokenizers import END_OF_TEXT, ByteTokenizer
 from complete_mue.layout.numbers import count
@@ -113,8 +114,7 @@ class StandardLibrary(Windows):
     """
 
     def __init__(self, *, sequence: int, rows: int, split: str = "train", **order: Unpack[Order]) -> None:
-        if split not in ("train", "held_out"):
-            raise ShapeError(f"split = {split!r}: give train or held_out")
+        one_of("split", split, SPLITS, ShapeError)
         self._ids, name = _library()[split == "held_out"], f"standard library, {split}"
         super().__init__(len(self._ids), END_OF_TEXT + 1, sequence=sequence, rows=rows, name=name, **order)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import json
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from complete_mue.errors import FileError
+from complete_mue.storage import json_object
 
 PACKED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 LARGEST_LINE = 2**28
@@ -45,16 +45,5 @@ def json_lines(file: BinaryIO, path: Path) -> Iterator[tuple[str, dict[str, Any]
         if len(line) > LARGEST_LINE:
             raise FileError(f"{path}:{number}: a line of more than {LARGEST_LINE} bytes; split it")
         if line.strip():
-            yield f"{path}:{number}", _object(line, f"{path}:{number}")
-
-
-def _object(line: bytes, where: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as problem:
-        raise FileError(
-            f"{where}: not JSON ({str(problem) or 'nested too deeply'}); write one JSON object per line"
-        ) from None
-    if not isinstance(row, dict):
-        raise FileError(f"{where}: a {type(row).__name__}; write one JSON object per line")
-    return row
+            where = f"{path}:{number}"
+            yield where, json_object(line, where, "JSON object", "write one per line")

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from complete_mue.errors import FileError
 from complete_mue.lab.data.extras import in_our_words, need
+from complete_mue.storage import read_bytes
 
 BYTES = "bytes"
 END_OF_TEXT = 256
-_LARGEST_TOKENIZER = 2**28
 _USUAL_ENDS = ("<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 
 _CANNOT_ENCODE = "the tokenizer cannot encode this text; give one that knows every character"
@@ -62,12 +62,7 @@ class JsonTokenizer:
 
     def __init__(self, path: str | Path, *, name: str | None = None, end_of_text: str | None = None) -> None:
         path = Path(path)
-        try:
-            if path.stat().st_size > _LARGEST_TOKENIZER:
-                raise FileError(f"{path}: larger than {_LARGEST_TOKENIZER} bytes, so no tokenizer.json")
-            self.content = path.read_bytes()
-        except OSError as problem:
-            raise FileError(f"{path}: {problem.strerror or problem}; give the path of a tokenizer.json") from None
+        self.content = read_bytes(path, "give the path of a tokenizer.json")
         library = need("tokenizers", f"the tokenizer {path}")
         with in_our_words(f"{path}: not a Hugging Face tokenizer.json"):
             self._tokenizer: Any = library.Tokenizer.from_str(self.content.decode("utf-8"))

@@ -21,7 +21,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from complete_mue.errors import FileError, RunError
+from complete_mue.errors import RunError
+from complete_mue.lab.data.extras import in_our_words
 from complete_mue.lab.evals.harness import evaluate, harness_model
 from complete_mue.lab.evals.scoring import Generation, Scorer, Tick
 from complete_mue.lab.evals.tasks import EvalTask
@@ -112,10 +113,8 @@ def write_requests(path: Path, about: dict[str, Any], tasks: Iterable[TaskReques
 def read_requests(path: Path) -> tuple[dict[str, Any], list[TaskRequests]]:
     """A requests file's header and tasks."""
     header, lines = _read(path, "requests")
-    try:
+    with in_our_words(f"{path}: damaged", "make it again with `mue eval --requests-out`"):
         return header, [TaskRequests.from_dict(line) for line in lines]
-    except (ValueError, KeyError, TypeError) as problem:
-        raise FileError(f"{path}: damaged ({problem}); make it again with `mue eval --requests-out`") from None
 
 
 def answer_requests(
@@ -138,10 +137,8 @@ def answer_requests(
 def read_answers(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """An answers file's header, and its lines by task."""
     header, lines = _read(path, "answers")
-    try:
+    with in_our_words(f"{path}: damaged", "answer the requests again"):
         return header, {line["task"]: {key: line[key] for key in ("task", "checksum", "answers")} for line in lines}
-    except (KeyError, TypeError) as problem:
-        raise FileError(f"{path}: damaged ({problem}); answer the requests again") from None
 
 
 def _write(path: Path, header: dict[str, Any], lines: Iterable[dict[str, Any]]) -> None:
@@ -152,13 +149,9 @@ def _write(path: Path, header: dict[str, Any], lines: Iterable[dict[str, Any]]) 
 
 
 def _read(path: Path, kind: str) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
-    try:
+    with in_our_words(f"{path}: no file of {kind}", "give one written by `mue eval`"):
         with lzma.open(path, "rt", encoding="utf-8") as file:
             header, *lines = [json.loads(line) for line in file]
         if header.get("format") != FORMAT or header.get("kind") != kind:
             raise ValueError(f"a file of kind {header.get('kind')!r}, format {header.get('format')!r}")
-    except OSError as problem:
-        raise FileError(f"{path}: {problem.strerror or problem}; give a file of {kind} written by `mue eval`") from None
-    except (ValueError, AttributeError, EOFError, RecursionError, lzma.LZMAError) as problem:
-        raise FileError(f"{path}: no file of {kind} ({problem}); give one written by `mue eval`") from None
     return header, iter(lines)

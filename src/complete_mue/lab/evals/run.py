@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,8 @@ def evaluate_model(
         else:
             said(f"{task.title}: kept from {path}")
         scores.append(kept)
-    report = Report(str(model["name"]), tuple(scores), {"identity": model, **settings.to_dict(), "harness": _version()})
+    about = {"identity": model, **settings.to_dict(), "harness": f"lm_eval {version('lm_eval')}"}
+    report = Report(str(model["name"]), tuple(scores), about)
     report.write(out)
     return report
 
@@ -138,9 +140,3 @@ def _kept(path: Path, asked: dict[str, Any]) -> Score | None:
         return Score.from_dict(data["score"]) if data["asked"] == asked else None
     except (MueError, KeyError, TypeError):
         return None
-
-
-def _version() -> str:
-    from importlib.metadata import version
-
-    return f"lm_eval {version('lm_eval')}"

@@ -78,7 +78,7 @@ class Scorer:
         for before, (context, continuation) in zip(kept, pairs, strict=True):
             whole = encoded[context + continuation]
             if not before:
-                found.append((self._end, whole))
+                found.append((np.array([self.tokenizer.end_of_text], np.int64), whole))
                 continue
             after = whole[len(encoded[before]) :]
             if not len(after):  # a tokenizer may join the seam into one token: encode the continuation by itself
@@ -97,10 +97,6 @@ class Scorer:
             for text, end, length in zip(part, ends.tolist(), lengths.tolist(), strict=True):
                 found[text] = tokens[end - length : end - 1].astype(np.int64)  # without the end of text
         return found
-
-    @property
-    def _end(self) -> Tokens:
-        return np.array([self.tokenizer.end_of_text], np.int64)
 
     def loglikelihoods(self, pairs: Sequence[tuple[str, str]], tick: Tick = _ignore) -> list[Answer]:
         """For each (context, continuation): log p(continuation | context), and whether greedy decoding gives it."""

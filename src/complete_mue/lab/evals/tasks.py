@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from complete_mue.errors import RunError, nearest
+from complete_mue.errors import RunError, one_of
 from complete_mue.lab.evals.task_files import Record, checksum, find, read_records
 
 Kind = Literal["choice", "schema", "word", "arithmetic"]
@@ -60,8 +60,7 @@ def select(names: Iterable[str] | None) -> list[EvalTask]:
         return list(TASKS.values())
     wanted = [name.strip() for name in names if name.strip()]
     for name in wanted:
-        if name not in TASKS:
-            raise RunError(f"task {name!r}{nearest(name, TASKS)}: tasks are {', '.join(TASKS)}")
+        one_of("task", name, TASKS, RunError)
     if not wanted:
         raise RunError(f"no task named: tasks are {', '.join(TASKS)}")
     return [task for task in TASKS.values() if task.name in wanted]

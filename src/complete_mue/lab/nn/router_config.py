@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from complete_mue.errors import ShapeError, nearest
+from complete_mue.errors import ShapeError, one_of
 from complete_mue.layout.numbers import real
 
 SHUFFLED = "shuffled"
@@ -21,9 +21,7 @@ class RouterConfig:
     z_loss: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.score not in SCORES:
-            hint = nearest(str(self.score), SCORES)
-            raise ShapeError(f"score = {self.score!r}{hint}: give one of {', '.join(SCORES)}")
+        one_of("score", self.score, SCORES, ShapeError)
         real("balance_loss", self.balance_loss, positive=False)
         real("z_loss", self.z_loss, positive=False)
 

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from complete_mue.errors import RunError, nearest
+from complete_mue.errors import RunError, one_of
 from complete_mue.lab.recipes.dit import dit_large, dit_proxy, dit_tiny
 from complete_mue.lab.recipes.lm import lm_large, lm_proxy, lm_tiny
 from complete_mue.lab.train.config import RunConfig, override
@@ -31,10 +31,7 @@ def configured(name: str, overrides: Sequence[str] = (), reference: Path | None 
 def recipe(name: str) -> RunConfig:
     """The config of ``lm_tiny`` or, with a layout, ``lm_tiny:16e4a``; ``dit_large:dense:256px`` has a workload too."""
     base, *options = name.split(":")
-    if base not in RECIPES:
-        raise RunError(
-            f"recipe {base!r}{nearest(base, RECIPES)}: recipes are {', '.join(RECIPES)}; add :LAYOUT for an MoE"
-        )
+    one_of("recipe", base, RECIPES, RunError)
     if len(options) > (2 if base == "dit_large" else 1):
         raise RunError(f"recipe {name!r}: give NAME:LAYOUT, or dit_large:LAYOUT:WORKLOAD")
     return RECIPES[base](*options)

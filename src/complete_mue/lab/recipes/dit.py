@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from complete_mue.errors import RunError, nearest
+from complete_mue.errors import RunError, one_of
 from complete_mue.lab.recipes.lm import micro_batches
 from complete_mue.lab.train.config import PictureTask, RunConfig
 from complete_mue.layout import Budget, FeedForward, Hyper, ModelShape, Reference
@@ -40,8 +40,7 @@ WORKLOADS = {"256px": (16, 1, 3072), "512px": (32, 1, 768), "keyframes": (15, 8,
 
 def dit_large(layout: str = "128e8a4g1s", workload: str = "512px") -> RunConfig:
     """The paper's large diffusion model on one of its four workloads: 256px, 512px, keyframes, video."""
-    if workload not in WORKLOADS:
-        raise RunError(f"workload {workload!r}{nearest(workload, WORKLOADS)}: give one of {', '.join(WORKLOADS)}")
+    one_of("workload", workload, WORKLOADS, RunError)
     side, frames, batch = WORKLOADS[workload]
     block = FeedForward.dense(4608) if layout == "dense" else FeedForward.parse(layout, 512)
     shape = ModelShape(1024, 32, block, dense_layers=0 if block.is_dense else 2, head_dim=128)

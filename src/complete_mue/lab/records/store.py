@@ -10,7 +10,6 @@ Both give the same report.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +19,7 @@ from typing import Any
 from complete_mue.errors import FileError
 from complete_mue.lab.records.decode import RecordError, decode, refuse_other_format
 from complete_mue.lab.records.schema import FORMAT, Outcome, Plan, without_gaps
-from complete_mue.storage import LARGEST_JSON, read_json
+from complete_mue.storage import json_object, read_bytes, read_json
 
 SWEEP_FILE = "sweep.json"
 LEDGER = "ledger"
@@ -139,14 +138,13 @@ def _unpacked(path: Path) -> StoredSweep:
             "`mue report FOLDER --pack` wrote"
         )
     try:
-        if path.stat().st_size > LARGEST_JSON:
-            raise FileError(f"{path}: larger than {LARGEST_JSON} bytes, so no packed sweep")
-        texts = path.read_text(encoding="utf-8").splitlines()
-    except OSError as problem:
-        raise FileError(f"{path}: {problem.strerror or problem}; give a packed sweep") from None
+        texts = read_bytes(path, "give a packed sweep").decode("utf-8").splitlines()
     except UnicodeDecodeError as problem:
         raise RecordError(f"{path}: not a packed sweep ({problem}); {_REPACK}") from None
-    raw, *records = (_line(path, number, text) for number, text in enumerate(texts, start=1))
+    raw, *records = (
+        json_object(text, f"{path}: line {number}", "line of a packed sweep", _REPACK)
+        for number, text in enumerate(texts, start=1)
+    )
     lines: dict[str, tuple[int, Mapping[str, Any]]] = {}
     for number, record in enumerate(records, start=2):
         id_ = record.get("id")
@@ -155,13 +153,3 @@ def _unpacked(path: Path) -> StoredSweep:
             raise RecordError(f"{path}: line {number}: id is {id_!r:.80}, {wrong}; {_REPACK}", "id")
         lines[id_] = number, record
     return StoredSweep(path, _plan_of(raw, path, _REPACK), raw, lines)
-
-
-def _line(path: Path, number: int, text: str) -> dict[str, Any]:
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as problem:
-        raise RecordError(f"{path}: line {number}: {str(problem) or 'nested too deeply'}; {_REPACK}") from None
-    if not isinstance(data, dict):
-        raise RecordError(f"{path}: line {number}: a {type(data).__name__}, not an object; {_REPACK}")
-    return data

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from complete_mue.errors import FileError, RunError, nearest
+from complete_mue.errors import FileError, RunError, nearest, one_of
 from complete_mue.lab.data.digest import picture_identity, text_identity
 from complete_mue.lab.nn.router_config import RouterConfig
 from complete_mue.lab.train.schedule import Schedule
@@ -21,6 +21,7 @@ from complete_mue.layout.reference import reference_from
 from complete_mue.plan.plan import Plan
 from complete_mue.plan.transfer import transfer
 from complete_mue.rules import DEFAULT_RULES
+from complete_mue.storage import read_json
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,7 @@ class PictureTask:
 def _check_data(source: str, epochs: str, data: str) -> None:
     if not isinstance(source, str) or not source or "\0" in source:
         raise RunError(f"task.source = {source!r}: give the name of a built-in source, or a path")
-    if epochs not in ("single", "repeat"):
-        raise RunError(f"task.epochs = {epochs!r}: give 'single' or 'repeat'")
+    one_of("task.epochs", epochs, ("single", "repeat"), RunError)
     if not isinstance(data, str):
         raise RunError(f"task.data = {data!r}: leave it out, or give what `mue data show` says of a folder")
 
@@ -137,12 +137,10 @@ class RunConfig:
             if not isinstance(getattr(self, name), bool):
                 raise RunError(f"{name} = {getattr(self, name)!r}: give true or false")
         for name, allowed in _CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise RunError(f"{name} = {getattr(self, name)!r}: give one of {', '.join(allowed)}")
+            one_of(name, getattr(self, name), allowed, RunError)
         if real("warmup", self.warmup, positive=False) >= 1:
             raise RunError(f"warmup = {self.warmup}: give a fraction of the steps, from 0 up to, not including, 1")
-        if count("recompute", self.recompute, least=0) > self.shape.depth:
-            raise RunError(f"recompute = {self.recompute}: give at most shape.depth = {self.shape.depth} layers")
+        count("recompute", self.recompute, least=0, most=self.shape.depth)
         if self.budget.batch_tokens % (self.task.tokens_per_row() * self.accumulate):
             raise RunError(
                 f"budget.batch_tokens = {self.budget.batch_tokens} is not a whole number of rows: give a multiple of "
@@ -319,8 +317,8 @@ def _parse(current: Any, text: str, key: str) -> Any:
 
 def read_config(path: Path) -> RunConfig:
     """A run's config.json back as a config."""
+    data = read_json(path, "run's config", "give the directory of a run")
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
         kind = {"TextTask": TextTask, "PictureTask": PictureTask}[data.pop("task_kind")]
         given = data.pop("reference")
         return RunConfig(
@@ -331,9 +329,7 @@ def read_config(path: Path) -> RunConfig:
             router=RouterConfig(**data.pop("router")),
             **data,
         )
-    except OSError as problem:
-        raise FileError(f"{path}: {problem.strerror}; give the directory of a run") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+    except (ValueError, KeyError, TypeError, AttributeError) as problem:
         raise FileError(f"{path} is no run's config ({type(problem).__name__}: {problem})") from None
 
 

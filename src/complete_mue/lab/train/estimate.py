@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from complete_mue.errors import RunError, nearest
+from complete_mue.errors import RunError, one_of
 from complete_mue.lab.train.config import RunConfig
 from complete_mue.lab.train.flops import PEAKS, Cost
 from complete_mue.lab.train.parallel import WHOLE, check_dealing
@@ -34,8 +34,7 @@ class Machine:
     network: float = 50e9
 
     def __post_init__(self) -> None:
-        if self.gpu not in _GIB:
-            raise RunError(f"GPU {self.gpu!r}{nearest(self.gpu, _GIB)}: give one of {', '.join(_GIB)}")
+        one_of("GPU", self.gpu, _GIB, RunError)
         if real("mfu", self.mfu) > 1:
             raise RunError(f"mfu = {self.mfu}: give a fraction of the peak, at most 1")
         count("node", self.node)
