@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from functools import cache
 from html import escape
@@ -18,9 +19,8 @@ _FOCUS_DOTS = 12  # of a line without markers: enough to read it with the keyboa
 _MANY = 12  # panels of a file, from where they stand in three columns
 _GAP, _LINE, _LETTER = 24, 18, 7.0  # pixels: between panels, of a line of text, of a letter
 _TITLE = 56  # letters above a panel
-_LIGHT = "--ink:#1c2024;--soft:#5d666f;--grid:#eceef0;" + "".join(
-    f"--c{number}:{look.colour};" for number, look in enumerate(LOOKS)
-)
+_LIGHT = {"ink": "#1c2024", "soft": "#5d666f", "grid": "#eceef0"}
+_LIGHT |= {f"c{number}": look.colour for number, look in enumerate(LOOKS)}
 _CROSS = '<path class="cross" d="M-4,-4L4,4M-4,4L4,-4"/>'
 
 
@@ -28,6 +28,12 @@ _CROSS = '<path class="cross" d="M-4,-4L4,4M-4,4L4,-4"/>'
 def chart_css() -> str:
     """How panels look, by the colours that a page names."""
     return files("complete_mue").joinpath("chart.css").read_text(encoding="utf-8")
+
+
+def _light_css() -> str:
+    """The same for a file, in light mode and without variables, which few programs but browsers know."""
+    css = chart_css().replace("--c:", "color:").replace("var(--c)", "currentColor")
+    return re.sub(r"var\(--(\w+)\)", lambda found: _LIGHT[found[1]], css)
 
 
 def style_class(style: int) -> str:
@@ -80,7 +86,7 @@ def write_svg(picture: Picture, path: Path, columns: int | None = None) -> Path:
     write_text(
         path,
         f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" {size} font-family="system-ui,sans-serif" '
-        f'font-size="12.5"><title>{escape(picture.title + alone)}</title><style>:root{{{_LIGHT}}}{chart_css()}</style>'
+        f'font-size="12.5"><title>{escape(picture.title + alone)}</title><style>{_light_css()}</style>'
         f'<rect width="100%" height="100%" fill="#fff"/>{"".join([*parts, *legend])}</svg>\n',
     )
     return path
