@@ -59,7 +59,7 @@ class ReplicaAdamW:
         self.folded = spread([s.folded for s in given])
         replica = torch.arange(replicas, device=betas.device)
         self.replica = spread([replica for _ in given]).squeeze(-1)
-        self.membership = (self.replica == replica[:, None]).to(betas.dtype)  # [K, rows]
+        self._rows = [size // row * replicas for size in sizes]  # of each parameter, replica after replica
         self.weights = self._buffer(list(parameters.values()), row)
         self.grads, self.first, self.second = (torch.zeros_like(self.weights) for _ in range(3))
         self._views(list(parameters.values()))
@@ -88,7 +88,7 @@ class ReplicaAdamW:
         norms, scale = None, torch.ones_like(self.betas[0])
         if self.max_norm is not None:
             squares = (torch.linalg.vector_norm(self.grads, dim=1).to(scale.dtype) * self.folded[:, 0]).square()
-            norms = torch.where(self.membership > 0, squares, 0).sum(1).sqrt()
+            norms = torch.stack([rows.view(len(scale), -1).sum(1) for rows in squares.split(self._rows)]).sum(0).sqrt()
             scale = torch.clamp(self.max_norm / (norms + 1e-6), max=1.0)
         self.steps += 1
         beta1, beta2 = self.betas
