@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from complete_mue.errors import FileError, ShapeError
+from complete_mue.errors import FileError
 from complete_mue.lab.data.extras import in_our_words, need
 
 _ADVICE = "give a local folder with config.json and .safetensors weights, or a name on the hub"
@@ -50,12 +50,8 @@ class Autoencoder:
     def encode(self, images: Tensor) -> Tensor:
         """Latents of pixels [rows, channels, (frames,) height, width]."""
         weight = next(self.module.parameters())
-        try:
+        with in_our_words(f"autoencoder {self.name}: cannot encode images of shape {list(images.shape)}"):
             encoded: Any = self.module.encode(images.to(weight.device, weight.dtype))
-        except RuntimeError as problem:
-            raise ShapeError(
-                f"autoencoder {self.name}: cannot encode images of shape {list(images.shape)} ({problem})"
-            ) from None
         if hasattr(encoded, "latent_dist"):
             encoded = encoded.latent_dist.mode()
         latents: Tensor = getattr(encoded, "latent", getattr(encoded, "latents", encoded)).float()

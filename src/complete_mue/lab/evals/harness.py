@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from complete_mue.errors import RunError
-from complete_mue.lab.data.extras import need
+from complete_mue.lab.data.extras import in_our_words, need
 from complete_mue.lab.evals.results import Score
 from complete_mue.lab.evals.scoring import Answer, Generation, Scorer, Tick
 from complete_mue.lab.evals.tasks import EvalTask, final_answer
@@ -181,10 +181,6 @@ def stock_adapter(path: str, device: str, trust_remote_code: bool) -> Any:
 
     place = pick_device(device)
     rows = "auto" if place.type == "cuda" else STOCK_ROWS
-    try:
+    advice = "give the folder of a Hugging Face model and tokenizer, with --trust-remote-code if it brings its own code"
+    with in_our_words(f"hf:{path}: cannot be loaded", advice):
         return HFLM(pretrained=path, device=str(place), batch_size=rows, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as problem:
-        raise RunError(
-            f"hf:{path}: cannot be loaded ({str(problem).strip().splitlines()[0]}); give the folder of a Hugging Face "
-            "model with its tokenizer, with --trust-remote-code if it brings its own code"
-        ) from None
