@@ -6,6 +6,7 @@ The harness is imported only here and in what calls this, so that scoring works 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,17 +105,13 @@ def _enough_examples(task: EvalTask, splits: dict[str, list[dict[str, Any]]], sh
     if shots < 0:
         raise RunError(f"shots = {shots}: give 0 or more")
     pool = splits.get("fewshot", splits["test"][1:])
+    found, where = len(pool), "there are"
     if task.by_subject:
-        have = dict.fromkeys((doc["subject"] for doc in splits["test"]), 0)
-        for doc in pool:
-            have[doc["subject"]] = have.get(doc["subject"], 0) + 1
-        subject = min(have, key=lambda name: have[name])
-        if have[subject] < shots:
-            raise RunError(
-                f"{task.name}: shots = {shots}, but {subject} has {have[subject]} examples; give fewer shots"
-            )
-    elif len(pool) < shots:
-        raise RunError(f"{task.name}: shots = {shots}, but there are {len(pool)} examples; give fewer shots")
+        have = Counter(doc["subject"] for doc in pool)
+        subject = min((doc["subject"] for doc in splits["test"]), key=lambda name: have[name])
+        found, where = have[subject], f"{subject} has"
+    if found < shots:
+        raise RunError(f"{task.name}: shots = {shots}, but {where} {found} examples; give fewer shots")
 
 
 def evaluate(task: EvalTask, lm: Any, folder: Path, shots: int, limit: int | None = None) -> Score:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import math
 import os
 import sys
 import warnings
@@ -146,10 +147,8 @@ class Ranks:
         """How many ranks hold the same part."""
         if not isinstance(tensor, DTensor):
             return self.world
-        parts = 1
-        for size, placement in zip(tensor.device_mesh.shape, tensor.placements, strict=True):
-            parts *= 1 if placement.is_replicate() else size
-        return self.world // parts
+        cuts = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
+        return self.world // math.prod(size for size, placement in cuts if not placement.is_replicate())
 
 
 ALONE = Ranks()
@@ -179,19 +178,15 @@ def split_by_mesh(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Parameter groups whose parameters are all cut over the same ranks, as one call of a fused optimizer asks for."""
     split = []
     for group in groups:
-        for number, places in enumerate(_by_mesh(group["params"])):
-            own = {key: [group[key][place] for place in places] for key in ("params", "param_names")}
-            split.append({**group, **own, "name": f"{group['name']}:{number}" if number else group["name"]})
+        meshes: dict[Any, list[tuple[Tensor, str]]] = {}
+        for parameter, name in zip(group["params"], group["param_names"], strict=True):
+            mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+            meshes.setdefault(mesh, []).append((parameter, name))
+        for number, own in enumerate(meshes.values()):
+            parameters, names = map(list, zip(*own, strict=True))
+            called = f"{group['name']}:{number}" if number else group["name"]
+            split.append({**group, "params": parameters, "param_names": names, "name": called})
     return split
-
-
-def _by_mesh(parameters: Sequence[Tensor]) -> list[list[int]]:
-    """Places of the parameters that are cut over the same ranks."""
-    meshes: dict[Any, list[int]] = {}
-    for place, parameter in enumerate(parameters):
-        key = parameter.device_mesh if isinstance(parameter, DTensor) else None
-        meshes.setdefault(key, []).append(place)
-    return list(meshes.values())
 
 
 @contextmanager
