@@ -82,7 +82,7 @@ class TextEncoder:
     """Captions to the last hidden states of a text model."""
 
     def __init__(self, model: nn.Module, tokenizer: Any, name: str | None = None) -> None:
-        self.model, self.tokenizer = model.eval().requires_grad_(False), tokenizer
+        self.module, self.tokenizer = model.eval().requires_grad_(False), tokenizer
         self.name = name or type(model).__name__
         self.tokenizer.padding_side = "right"
         if self.tokenizer.pad_token is None:
@@ -109,7 +109,7 @@ class TextEncoder:
         tokens = self.tokenizer(
             list(captions), padding="max_length", truncation=True, max_length=length, return_tensors="pt"
         )
-        device = next(self.model.parameters()).device
+        device = next(self.module.parameters()).device
         ids, mask = tokens["input_ids"].to(device), tokens["attention_mask"].to(device)
-        hidden: Tensor = self.model(input_ids=ids, attention_mask=mask).last_hidden_state.float()
+        hidden: Tensor = self.module(input_ids=ids, attention_mask=mask).last_hidden_state.float()
         return hidden * mask[..., None], mask.sum(-1)
