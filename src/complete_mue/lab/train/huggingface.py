@@ -6,7 +6,6 @@ modeling file, which needs torch and transformers alone. Writing it needs neithe
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -23,6 +22,7 @@ from complete_mue.lab.models.residual_layer import Layer
 from complete_mue.lab.nn.router_config import SHUFFLED
 from complete_mue.lab.train.config import TextTask
 from complete_mue.lab.train.sample import load_run, run_tokenizer
+from complete_mue.storage import write_json
 
 MODELING = "modeling_complete_mue"
 END_TOKEN = "<|endoftext|>"
@@ -47,8 +47,8 @@ def write_folder(
     try:
         draft.mkdir(parents=True)
         save_file(folded_weights(model), draft / "model.safetensors", metadata={"format": "pt"})
-        _write(draft / "config.json", _config(model, tokenizer, sequence, qk_norm))
-        _write(draft / "generation_config.json", {"eos_token_id": tokenizer.end_of_text, "do_sample": False})
+        write_json(draft / "config.json", _config(model, tokenizer, sequence, qk_norm))
+        write_json(draft / "generation_config.json", {"eos_token_id": tokenizer.end_of_text, "do_sample": False})
         shutil.copy(Path(__file__).with_name(f"{MODELING}.py"), draft / f"{MODELING}.py")
         _write_tokenizer(tokenizer, draft, sequence)
         if folder.exists():
@@ -166,7 +166,7 @@ def _write_tokenizer(tokenizer: Tokenizer, folder: Path, sequence: int) -> None:
         end = tokenizer.end
     else:
         end = END_TOKEN
-        _write(folder / "tokenizer.json", byte_tokenizer_json())
+        write_json(folder / "tokenizer.json", byte_tokenizer_json())
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": end,
@@ -175,7 +175,7 @@ def _write_tokenizer(tokenizer: Tokenizer, folder: Path, sequence: int) -> None:
         "model_max_length": sequence,
         "clean_up_tokenization_spaces": False,
     }
-    _write(folder / "tokenizer_config.json", settings)
+    write_json(folder / "tokenizer_config.json", settings)
 
 
 def byte_tokenizer_json() -> dict[str, Any]:
@@ -204,7 +204,3 @@ def byte_tokenizer_json() -> dict[str, Any]:
             "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "vocab": vocab, "merges": [],
         },
     }  # fmt: skip
-
-
-def _write(path: Path, data: dict[str, Any]) -> None:
-    path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
