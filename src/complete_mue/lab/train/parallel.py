@@ -11,7 +11,6 @@ So the numbers are those of one process, but for the order of sums.
 from __future__ import annotations
 
 import atexit
-import dataclasses
 import math
 import os
 import sys
@@ -131,8 +130,7 @@ class Ranks:
         """A routing that speaks for the tokens of all ranks."""
         if self.mesh is None:
             return routing
-        entries = {entry.name: getattr(routing, entry.name) for entry in dataclasses.fields(Routing)}
-        return _Everywhere(**entries, world=self.world)
+        return _Everywhere(**vars(routing), world=self.world)
 
     def norms(self, tensors: Sequence[Tensor]) -> Tensor:
         """The norm of each whole tensor."""
@@ -270,14 +268,11 @@ def _inside_expert(parameter: nn.Parameter) -> Shard | None:
 
 
 def _sum_together(tensors: list[Tensor], group: Any) -> None:
-    """Sum tensors over a group, in place, in one message per dtype."""
-    by_dtype: dict[torch.dtype, list[Tensor]] = {}
-    for tensor in tensors:
-        by_dtype.setdefault(tensor.dtype, []).append(tensor)
-    for same in by_dtype.values():
-        flat = torch.cat([tensor.reshape(-1) for tensor in same])
+    """Sum tensors of one dtype over a group, in place, in one message."""
+    if tensors:
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
         dist.all_reduce(flat, group=group)
-        for tensor, part in zip(same, flat.split([tensor.numel() for tensor in same]), strict=True):
+        for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(part.view_as(tensor))
 
 
