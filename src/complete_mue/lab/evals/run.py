@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -132,10 +133,7 @@ def evaluate_answers(
 
 
 def _kept(path: Path, asked: dict[str, Any]) -> Score | None:
-    if not path.exists():
-        return None
-    try:
+    with suppress(MueError, KeyError, TypeError):
         data = read_json(path, "task's score")
         return Score.from_dict(data["score"]) if data["asked"] == asked else None
-    except (MueError, KeyError, TypeError):
-        return None
+    return None

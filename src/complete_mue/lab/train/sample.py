@@ -56,7 +56,6 @@ def run_tokenizer(config: RunConfig) -> Tokenizer:
 
 def write_text(config: RunConfig, model: nn.Module, prompt: str, count: int, temperature: float, seed: int) -> str:
     """The prompt and what the model makes of it."""
-    assert isinstance(config.task, TextTask)
     assert isinstance(model, LanguageModel)
     tokenizer = run_tokenizer(config)
     tokens = torch.tensor([tokenizer.encode(prompt)])
