@@ -54,7 +54,7 @@ def test_bad_requests_are_refused(run: Path, tmp_path: Path) -> None:
         ((nothing, "--requests", nothing), "give a folder with a run's config"),
         (("hf:x", "--requests", nothing), "only our runs"),
         ((str(run), "--requests", nothing, "--device", "cpu"), "file of requests"),
-        ((str(run), "--requests", nothing, "--precision", "int8"), "precision 'int8'"),
+        ((str(run), "--requests", nothing, "--precision", "int8"), "precision = 'int8'"),
         ((str(run), "--requests", nothing, "--device", "abacus"), "device = 'abacus'"),
     ):
         with pytest.raises(MueError, match=message):

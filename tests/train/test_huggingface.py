@@ -57,7 +57,7 @@ def loaded(folder: Path, **options: Any) -> Any:
 def test_logits_and_generation_are_ours(layout: str, tmp_path: Path) -> None:
     """In float64, where no rounding comes near a choice of experts: what is left to differ is the formula."""
     model = our_model(layout, **LAYOUTS[layout]).double()
-    folder = write_folder(model, ByteTokenizer(), 64, tmp_path / "hf", qk_norm=LAYOUTS[layout].get("qk_norm", False))
+    folder = write_folder(model, ByteTokenizer(), 64, tmp_path / "hf")
     stock = loaded(folder, dtype=torch.float64)
     tokens = torch.randint(0, 257, (3, 40), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():

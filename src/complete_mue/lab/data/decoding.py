@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from complete_mue.errors import FileError
-from complete_mue.lab.data.extras import need
+from complete_mue.lab.data.extras import in_our_words, need
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
@@ -24,7 +24,7 @@ def decode(content: bytes, where: str, size: tuple[int, int], frames: int | None
     ``frames`` that many are taken from an animation, evenly from the first to the last.
     """
     image = _opened(content, where)
-    try:
+    with in_our_words(f"{where}: a damaged picture", "replace or remove it"):
         if frames is None:
             return _covering(image, size)
         have = getattr(image, "n_frames", 1)
@@ -33,8 +33,6 @@ def decode(content: bytes, where: str, size: tuple[int, int], frames: int | None
             image.seek(number)
             chosen.append(_covering(image, size))
         return np.stack(chosen)
-    except (OSError, SyntaxError, ValueError, EOFError, MemoryError) as problem:
-        raise FileError(f"{where}: a damaged picture ({problem}); replace or remove it") from None
 
 
 def resize(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:

@@ -91,26 +91,19 @@ def _text(path: Path, separator: str | None) -> Texts:
 
 
 def _parts(file: BinaryIO, path: Path, separator: bytes | None) -> Iterator[bytes]:
-    pending: list[bytes] = []
-    size = 0
-    tail = b""  # the end of the last block, where a separator may have begun
+    held = bytearray()  # what follows the last separator
     while block := file.read(_BLOCK):
-        block = tail + block
-        if separator is not None and separator in block:
-            first, *others = block.split(separator)
-            yield b"".join([*pending, first])
-            yield from others[:-1]
-            pending, size, block = [], 0, others[-1]
-        cut = len(block) if separator is None else max(0, len(block) - len(separator) + 1)
-        tail = block[cut:]
-        pending.append(block[:cut])
-        size += len(pending[-1])
-        if size > LARGEST_DOCUMENT:
+        unseen = max(0, len(held) - len(separator or b""))  # a separator may have begun in the block before
+        held += block
+        if separator is not None and held.find(separator, unseen) >= 0:
+            *parts, held = held.split(separator)
+            yield from map(bytes, parts)
+        if len(held) > LARGEST_DOCUMENT:
             raise FileError(
                 f"{path}: a document of more than {LARGEST_DOCUMENT} bytes; give the separator that stands "
                 "between its documents"
             )
-    yield b"".join([*pending, tail])
+    yield bytes(held)
 
 
 def _lines(path: Path, text_key: str) -> Texts:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from complete_mue.errors import FileError, ShapeError
+from complete_mue.errors import FileError
 from complete_mue.lab.data.extras import in_our_words, need
 
 _ADVICE = "give a local folder with config.json and .safetensors weights, or a name on the hub"
@@ -50,12 +50,8 @@ class Autoencoder:
     def encode(self, images: Tensor) -> Tensor:
         """Latents of pixels [rows, channels, (frames,) height, width]."""
         weight = next(self.module.parameters())
-        try:
+        with in_our_words(f"autoencoder {self.name}: cannot encode images of shape {list(images.shape)}"):
             encoded: Any = self.module.encode(images.to(weight.device, weight.dtype))
-        except RuntimeError as problem:
-            raise ShapeError(
-                f"autoencoder {self.name}: cannot encode images of shape {list(images.shape)} ({problem})"
-            ) from None
         if hasattr(encoded, "latent_dist"):
             encoded = encoded.latent_dist.mode()
         latents: Tensor = getattr(encoded, "latent", getattr(encoded, "latents", encoded)).float()
@@ -86,7 +82,7 @@ class TextEncoder:
     """Captions to the last hidden states of a text model."""
 
     def __init__(self, model: nn.Module, tokenizer: Any, name: str | None = None) -> None:
-        self.model, self.tokenizer = model.eval().requires_grad_(False), tokenizer
+        self.module, self.tokenizer = model.eval().requires_grad_(False), tokenizer
         self.name = name or type(model).__name__
         self.tokenizer.padding_side = "right"
         if self.tokenizer.pad_token is None:
@@ -113,7 +109,7 @@ class TextEncoder:
         tokens = self.tokenizer(
             list(captions), padding="max_length", truncation=True, max_length=length, return_tensors="pt"
         )
-        device = next(self.model.parameters()).device
+        device = next(self.module.parameters()).device
         ids, mask = tokens["input_ids"].to(device), tokens["attention_mask"].to(device)
-        hidden: Tensor = self.model(input_ids=ids, attention_mask=mask).last_hidden_state.float()
+        hidden: Tensor = self.module(input_ids=ids, attention_mask=mask).last_hidden_state.float()
         return hidden * mask[..., None], mask.sum(-1)

@@ -122,7 +122,7 @@ def cache_features(
         "store": store,
         "text_length": text_length if text else None,
         "autoencoder": fingerprint(images.module) if images else None,
-        "text_encoder": fingerprint(text.model) if text else None,
+        "text_encoder": fingerprint(text.module) if text else None,
         "autoencoder_name": images.name if images else None,
         "text_encoder_name": text.name if text else None,
     }

@@ -14,10 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from complete_mue.errors import FileError
+from complete_mue.lab.data.extras import in_our_words
 
 _MOST = 256
 
@@ -68,11 +69,9 @@ class StoredRows:
 
     def __init__(self, path: Path, files: OpenFiles) -> None:
         self.path, self._files = path, files
-        try:
-            with safe_open(str(path), framework="pt"):  # the library checks the header
-                length = int.from_bytes(files.read(path, 0, 8), "little")
-        except (OSError, SafetensorError) as problem:
-            raise FileError(f"{path}: not a safetensors file ({problem}); cache the features again") from None
+        with in_our_words(f"{path}: not a safetensors file", "cache the features again"):
+            safe_open(str(path), framework="pt")  # the library checks the header
+        length = int.from_bytes(files.read(path, 0, 8), "little")
         self._header, self._begin = json.loads(files.read(path, 8, length)), 8 + length
 
     def shape(self, name: str) -> tuple[int, ...] | None:

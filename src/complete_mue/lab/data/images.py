@@ -226,10 +226,8 @@ def _caption_file(picture: Path) -> str:
     path = picture.with_suffix(".txt")
     if not path.is_file():
         raise FileError(f"{picture}: no caption; write it into {path.name} beside it, or all into {CAPTIONS[0]}")
-    try:
+    with in_our_words(f"{path}: not UTF-8 text", "save it as UTF-8"):
         return read_bytes(path, "give another caption", _LARGEST_CAPTION).decode("utf-8").strip()
-    except UnicodeDecodeError as problem:
-        raise FileError(f"{path}: not UTF-8 text ({problem.reason}); save it as UTF-8") from None
 
 
 def _caption_list(path: Path) -> Sequence[str]:

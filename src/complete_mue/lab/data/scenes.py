@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from complete_mue.errors import ShapeError
 from complete_mue.lab.data.batches import ImageBatch, Pictures, caption_tokens
 from complete_mue.lab.data.drawing import BACKGROUNDS, COLOURS, SHAPES, article, draw, palette
 from complete_mue.lab.data.item_order import Rows
@@ -25,7 +24,7 @@ from complete_mue.lab.data.randomness import choice, uniform
 from complete_mue.layout.numbers import count
 
 RELATIONS = ("left of", "right of", "above", "below")
-SMALLEST = 8
+SMALLEST = 8  # pixels along a side: fewer do not tell shapes apart
 _COLOURS, _BACKGROUNDS = tuple(COLOURS), tuple(BACKGROUNDS)
 
 
@@ -40,8 +39,7 @@ class DrawnPictures(Pictures):
     def __init__(
         self, *, size: int = 32, rows: int = 64, text_length: int = 56, seed: int = 0, rank: int = 0, world: int = 1
     ) -> None:
-        if count("size", size) < SMALLEST:
-            raise ShapeError(f"size = {size}: give at least {SMALLEST} pixels, to tell shapes apart")
+        count("size", size, least=SMALLEST)
         self.size, self.rows, self.seed = size, Rows(rows, rank, world), seed
         self.image_shape, self.text_shape = (3, size, size), (count("text_length", text_length),)
 

@@ -39,9 +39,7 @@ def unpacked(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
 
 def json_lines(file: BinaryIO, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The objects of a file of JSON lines, each with where it stands (``web.jsonl:12``)."""
-    number = 0
-    while line := file.readline(LARGEST_LINE + 1):
-        number += 1
+    for number, line in enumerate(iter(lambda: file.readline(LARGEST_LINE + 1), b""), 1):
         if len(line) > LARGEST_LINE:
             raise FileError(f"{path}:{number}: a line of more than {LARGEST_LINE} bytes; split it")
         if line.strip():

@@ -74,28 +74,18 @@ class JsonTokenizer:
         self._tokenizer.encode_special_tokens = True
         self.name = name or path.name
         self.vocab = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
-        self.end = end_of_text or self._usual_end(path)
-        found = self._tokenizer.token_to_id(self.end)
+        ends = (end_of_text,) if end_of_text else _USUAL_ENDS
+        found = next((end for end in ends if self._tokenizer.token_to_id(end) is not None), None)
         if found is None:
+            added = self._tokenizer.get_added_tokens_decoder().values()
+            special = ", ".join(repr(token.content) for token in added if token.special)
             raise FileError(
-                f"{path}: has no token {self.end!r}; its special tokens are {self._specials() or 'none'}: "
-                "give one of its tokens as end_of_text"
+                f"{path}: has no end-of-text token {' or '.join(map(repr, ends))}; its special tokens are "
+                f"{special or 'none'}: give one of its tokens as end_of_text"
             )
-        self.end_of_text: int = found
+        self.end: str = found
+        self.end_of_text: int = self._tokenizer.token_to_id(found)
         self.sha256 = hashlib.sha256(self.content + b"\0" + self.end.encode("utf-8")).hexdigest()
-
-    def _specials(self) -> str:
-        added = self._tokenizer.get_added_tokens_decoder().values()
-        return ", ".join(repr(token.content) for token in added if token.special)
-
-    def _usual_end(self, path: Path) -> str:
-        for token in _USUAL_ENDS:
-            if self._tokenizer.token_to_id(token) is not None:
-                return token
-        raise FileError(
-            f"{path}: has none of the usual end-of-text tokens ({', '.join(_USUAL_ENDS)}); its special tokens are "
-            f"{self._specials() or 'none'}: give one of its tokens as end_of_text"
-        )
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text, without special tokens."""

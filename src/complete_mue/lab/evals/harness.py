@@ -6,12 +6,13 @@ The harness is imported only here and in what calls this, so that scoring works 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from complete_mue.errors import RunError
-from complete_mue.lab.data.extras import need
+from complete_mue.lab.data.extras import in_our_words, need
 from complete_mue.lab.evals.results import Score
 from complete_mue.lab.evals.scoring import Answer, Generation, Scorer, Tick
 from complete_mue.lab.evals.tasks import EvalTask, final_answer
@@ -104,17 +105,13 @@ def _enough_examples(task: EvalTask, splits: dict[str, list[dict[str, Any]]], sh
     if shots < 0:
         raise RunError(f"shots = {shots}: give 0 or more")
     pool = splits.get("fewshot", splits["test"][1:])
+    found, where = len(pool), "there are"
     if task.by_subject:
-        have = dict.fromkeys((doc["subject"] for doc in splits["test"]), 0)
-        for doc in pool:
-            have[doc["subject"]] = have.get(doc["subject"], 0) + 1
-        subject = min(have, key=lambda name: have[name])
-        if have[subject] < shots:
-            raise RunError(
-                f"{task.name}: shots = {shots}, but {subject} has {have[subject]} examples; give fewer shots"
-            )
-    elif len(pool) < shots:
-        raise RunError(f"{task.name}: shots = {shots}, but there are {len(pool)} examples; give fewer shots")
+        have = Counter(doc["subject"] for doc in pool)
+        subject = min((doc["subject"] for doc in splits["test"]), key=lambda name: have[name])
+        found, where = have[subject], f"{subject} has"
+    if found < shots:
+        raise RunError(f"{task.name}: shots = {shots}, but {where} {found} examples; give fewer shots")
 
 
 def evaluate(task: EvalTask, lm: Any, folder: Path, shots: int, limit: int | None = None) -> Score:
@@ -181,10 +178,6 @@ def stock_adapter(path: str, device: str, trust_remote_code: bool) -> Any:
 
     place = pick_device(device)
     rows = "auto" if place.type == "cuda" else STOCK_ROWS
-    try:
+    advice = "give the folder of a Hugging Face model and tokenizer, with --trust-remote-code if it brings its own code"
+    with in_our_words(f"hf:{path}: cannot be loaded", advice):
         return HFLM(pretrained=path, device=str(place), batch_size=rows, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as problem:
-        raise RunError(
-            f"hf:{path}: cannot be loaded ({str(problem).strip().splitlines()[0]}); give the folder of a Hugging Face "
-            "model with its tokenizer, with --trust-remote-code if it brings its own code"
-        ) from None

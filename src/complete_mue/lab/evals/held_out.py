@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +59,7 @@ def held_out_loss(config: RunConfig, scorer: Scorer, tick: Tick) -> HeldOut:
         logits = scorer.forward(tokens[:, :-1])
         losses += [float(next_token_loss(row[None], text[None])) for row, text in zip(logits, tokens, strict=True)]
         tick(len(losses), data.windows)
-    mean = sum(losses) / len(losses)
-    spread = math.sqrt(sum((loss - mean) ** 2 for loss in losses) / max(len(losses) - 1, 1))
+    mean = statistics.fmean(losses)
+    spread = statistics.stdev(losses) if len(losses) > 1 else 0.0
     count = len(losses) * length
     return HeldOut(mean, spread / math.sqrt(len(losses)), mean * count / size / math.log(2), len(losses), count)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-from complete_mue.errors import MueError, RunError
+from complete_mue.errors import MueError, RunError, one_of
 from complete_mue.lab.evals.results import Report, Score
 from complete_mue.lab.evals.scoring import PRECISIONS, Scorer, Tick
 from complete_mue.lab.evals.tasks import EvalTask, select
@@ -45,10 +46,9 @@ def open_run(
     if not isinstance(config.task, TextTask):
         raise RunError(f"{run}: a {type(config.task).__name__} run; give the run of a language model")
     place = pick_device(device)
+    one_of("precision", precision, ("auto", *PRECISIONS), RunError)
     if precision == "auto":
         precision = config.precision if place.type == "cuda" else "float32"
-    if precision not in PRECISIONS:
-        raise RunError(f"precision {precision!r}: give auto, {' or '.join(PRECISIONS)}")
     identity = {
         "name": config.name,
         "step": step,
@@ -133,10 +133,7 @@ def evaluate_answers(
 
 
 def _kept(path: Path, asked: dict[str, Any]) -> Score | None:
-    if not path.exists():
-        return None
-    try:
+    with suppress(MueError, KeyError, TypeError):
         data = read_json(path, "task's score")
         return Score.from_dict(data["score"]) if data["asked"] == asked else None
-    except (MueError, KeyError, TypeError):
-        return None
+    return None

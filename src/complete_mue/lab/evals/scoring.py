@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from complete_mue.lab.data.tokenizers import Tokenizer
 from complete_mue.lab.nn.attention import KeyValues
@@ -128,7 +129,8 @@ class Scorer:
         rows = np.repeat([row for row, _ in windows], lengths)
         wanted = np.stack([rows, np.concatenate(places), np.concatenate([window.targets for _, window in windows])])
         row, place, target = torch.from_numpy(wanted).to(self.device)
-        logits = self.forward(self._padded(batch), at=(row, place))  # [targets of all windows, vocab]
+        padded = pad_sequence([torch.from_numpy(tokens) for tokens in batch], batch_first=True)
+        logits = self.forward(padded.to(self.device), at=(row, place))  # [targets of all windows, vocab]
         losses, greedy = [], []
         for scores, targets in zip(logits.split(_SCORED_AT_ONCE), target.split(_SCORED_AT_ONCE), strict=True):
             losses.append(F.cross_entropy(scores.float(), targets, reduction="none"))
@@ -197,12 +199,6 @@ class Scorer:
         """The model's logits, in the precision asked for."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
             return self.model(tokens, past, at=at)
-
-    def _padded(self, batch: list[Tokens]) -> Tensor:
-        padded = torch.full((len(batch), max(map(len, batch))), self.tokenizer.end_of_text, dtype=torch.long)
-        for row, tokens in enumerate(batch):
-            padded[row, : len(tokens)] = torch.from_numpy(tokens)
-        return padded.to(self.device)
 
     def _batches(self, items: list[Any], size: Callable[[Any], int]) -> Iterator[list[Any]]:
         """Items of like size together, the largest first, at most ``batch_tokens`` of padded tokens in each."""

@@ -209,8 +209,9 @@ def _opened(checkpoint: Checkpoint, config: RunConfig, ranks: Ranks) -> tuple[Pi
         offsets = state["offsets"] if state["format"] == 2 else dict.fromkeys(_FILES)
         of_kind = [{file: offsets[file] for file in files if file.startswith(kind)} for kind in KINDS]
         opened = [Pieces(checkpoint.folder, found) for found in of_kind]
-    except (*SIGNS, MueError) as problem:
-        raise Damaged.by(problem) from None
+    except SIGNS as problem:
+        kind = "" if isinstance(problem, MueError) else f"{type(problem).__name__}: "
+        raise Damaged(f"{kind}{problem}") from None
     if not config.is_known_as(known):
         refuse_other_data(str(checkpoint.folder), config, data)
         raise RunError(

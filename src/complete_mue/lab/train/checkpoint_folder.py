@@ -9,7 +9,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from complete_mue.errors import MueError, RunError
+from complete_mue.errors import RunError
 from complete_mue.lab.train.sharded_tensors import KINDS, plain_name
 from complete_mue.storage import read_json, sha256
 
@@ -22,11 +22,6 @@ _sound: dict[Path, _Stamp] = {}  # folders whose sums held in this process: sum,
 
 class Damaged(Exception):  # noqa: N818 - an inner signal, never seen by users
     """A checkpoint that cannot be used, and why."""
-
-    @classmethod
-    def by(cls, problem: Exception) -> Damaged:
-        """Of what went wrong while it was read."""
-        return cls(str(problem) if isinstance(problem, MueError) else f"{type(problem).__name__}: {problem}")
 
 
 @dataclass(frozen=True)

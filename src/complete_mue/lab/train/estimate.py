@@ -7,6 +7,7 @@ formulas. They are checked against runs measured on one GPU (docs/distributed.md
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,16 +42,6 @@ class Machine:
         real("link", self.link)
         real("network", self.network)
 
-    @property
-    def flops(self) -> float:
-        """FLOP/s at the given utilisation."""
-        return PEAKS[self.gpu] * 1e12 * self.mfu
-
-    @property
-    def gib(self) -> float:
-        """Memory of one GPU."""
-        return _GIB[self.gpu]
-
     def bandwidth(self, ranks: int) -> float:
         """Of messages among neighbouring ``ranks``."""
         return self.link if ranks <= self.node else self.network
@@ -70,8 +61,7 @@ class _Weights:
     @classmethod
     def of(cls, task: Task, expert_parallel: int) -> _Weights:
         model: Any = task.model
-        found = dict.fromkeys(("whole", "root", "layers", "experts", "shared"), 0)
-        modules: dict[str, int] = {}
+        found, modules = Counter[str](), Counter[str]()
         dealt = {
             f"layers.{number}.feed_forward"
             for number, layer in enumerate(model.layers)
@@ -85,10 +75,10 @@ class _Weights:
                 found["root"] += size
             elif module in dealt and "expert" in tensor.axes:
                 found["experts"] += size
-                modules[module] = modules.get(module, 0) + size // expert_parallel
+                modules[module] += size // expert_parallel
             else:
                 found["shared" if module in dealt else "layers"] += size
-                modules[module] = modules.get(module, 0) + size
+                modules[module] += size
         return cls(**found, gathered=max(modules.values(), default=0))
 
 
@@ -165,11 +155,8 @@ def estimate(config: RunConfig, gpus: int, machine: Machine, task: Task | None =
             f"{config.task.tokens_per_row() * gpus}"
         )
     task = task or meta_task(config)
-    weights, deal, dp = (
-        _Weights.of(task, config.expert_parallel),
-        config.expert_parallel,
-        gpus // config.expert_parallel,
-    )
+    deal, cost, peak = config.expert_parallel, Cost.of(config, task), PEAKS[machine.gpu] * 1e12
+    weights, dp = _Weights.of(task, deal), gpus // deal
     here, most = config.rows // gpus, config.rows // config.accumulate
     parts = next(n for n in range(1, here + 1) if here % n == 0 and here // n <= most)
     tokens = here // parts * task.sequence
@@ -178,7 +165,6 @@ def estimate(config: RunConfig, gpus: int, machine: Machine, task: Task | None =
     # -- memory
     states = _STATE * (weights.whole + (weights.root + weights.layers + weights.experts) / gpus + weights.shared / dp)
     if gpus == 1:
-        cost = Cost.of(config, task)
         states, gathered = float(cost.state_bytes), 0.0
     else:
         # Two modules' weights (one in use, one on its way), one's gradients and their float32 sum, and the tables.
@@ -186,24 +172,23 @@ def estimate(config: RunConfig, gpus: int, machine: Machine, task: Task | None =
     kept = activation_bytes(config, task, narrow)
 
     # -- arithmetic
-    per_token = Cost.of(config, task).flops_per_token
-    compute = per_token * config.budget.batch_tokens / (gpus * machine.flops)
+    compute = cost.flops_per_token * config.budget.batch_tokens / (gpus * peak * machine.mfu)
 
     # -- messages: weights are gathered for the forward and again for the backward, gradients summed in float32
     passes = 2 * narrow + 4
     over_all = (passes * weights.layers + 8 * weights.root) * (gpus - 1) / gpus
     over_dp = passes * (weights.experts / deal + weights.shared) * (dp - 1) / dp
     once = 8 * weights.whole * (gpus - 1) / gpus + 8 * weights.shared / dp * (deal - 1) / deal
+    fsdp = parts * (over_all + over_dp) + once
     routed = sum(sum(group.active for group in block.groups) for block in config.shape.blocks)
     rows = 4 * narrow * config.shape.width * routed  # there and back, forward and backward
     exchange = rows * here * task.sequence * (deal - 1) / deal
     return Estimate(
         gpus=gpus, expert_parallel=deal, micro_batches=parts, tokens=tokens, states=states, gathered=gathered,
-        activations=kept * tokens, flops_per_token=per_token, fsdp=parts * (over_all + over_dp) + once,
-        exchange=exchange, compute_seconds=compute,
-        fsdp_seconds=(parts * (over_all + over_dp) + once) / machine.bandwidth(gpus),
+        activations=kept * tokens, flops_per_token=cost.flops_per_token, fsdp=fsdp, exchange=exchange,
+        compute_seconds=compute, fsdp_seconds=fsdp / machine.bandwidth(gpus),
         exchange_seconds=exchange / machine.bandwidth(deal), batch_tokens=config.budget.batch_tokens,
-        steps=config.budget.steps, gib=machine.gib, peak=PEAKS[machine.gpu] * 1e12,
+        steps=config.budget.steps, gib=_GIB[machine.gpu], peak=peak,
     )  # fmt: skip
 
 

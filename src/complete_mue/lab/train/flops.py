@@ -43,7 +43,7 @@ class Meter:
 
     def __init__(self, config: RunConfig, task: Task, device: torch.device, devices: int = 1) -> None:
         self.config, self.device = config, device
-        self.cost, self.peak = Cost.of(config, task), devices * (peak_flops(device) or 0.0)
+        self.cost, self.peak = Cost.of(config, task), devices * peak_flops(device)
         self._last: tuple[float, int] | None = None
 
     def read(self, step: int) -> dict[str, Any]:
@@ -62,9 +62,7 @@ class Meter:
         return values
 
 
-def peak_flops(device: torch.device) -> float | None:
-    """FLOP/s that the device could reach in bfloat16, if known."""
-    if device.type != "cuda":
-        return None
-    name = torch.cuda.get_device_name(device)
-    return next((1e12 * peak for word, peak in PEAKS.items() if word in name), None)
+def peak_flops(device: torch.device) -> float:
+    """FLOP/s that the device could reach in bfloat16; 0 where that is not known."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return next((1e12 * peak for word, peak in PEAKS.items() if word in name), 0.0)

@@ -6,7 +6,6 @@ modeling file, which needs torch and transformers alone. Writing it needs neithe
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -23,6 +22,7 @@ from complete_mue.lab.models.residual_layer import Layer
 from complete_mue.lab.nn.router_config import SHUFFLED
 from complete_mue.lab.train.config import TextTask
 from complete_mue.lab.train.sample import load_run, run_tokenizer
+from complete_mue.storage import write_json
 
 MODELING = "modeling_complete_mue"
 END_TOKEN = "<|endoftext|>"
@@ -33,12 +33,10 @@ def export_huggingface(run: Path, folder: Path) -> Path:
     config, model, _ = load_run(run)
     if not isinstance(config.task, TextTask) or not isinstance(model, LanguageModel):
         raise RunError(f"{run}: a {type(config.task).__name__} run; give the run of a language model")
-    return write_folder(model, run_tokenizer(config), config.task.sequence, folder, qk_norm=config.qk_norm)
+    return write_folder(model, run_tokenizer(config), config.task.sequence, folder)
 
 
-def write_folder(
-    model: LanguageModel, tokenizer: Tokenizer, sequence: int, folder: Path, *, qk_norm: bool = False
-) -> Path:
+def write_folder(model: LanguageModel, tokenizer: Tokenizer, sequence: int, folder: Path) -> Path:
     """Write a model of ours, with its tokenizer, as a Hugging Face folder."""
     if folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
         raise FileError(f"{folder}: is not empty; give a new folder")
@@ -47,8 +45,8 @@ def write_folder(
     try:
         draft.mkdir(parents=True)
         save_file(folded_weights(model), draft / "model.safetensors", metadata={"format": "pt"})
-        _write(draft / "config.json", _config(model, tokenizer, sequence, qk_norm))
-        _write(draft / "generation_config.json", {"eos_token_id": tokenizer.end_of_text, "do_sample": False})
+        write_json(draft / "config.json", _config(model, tokenizer, sequence))
+        write_json(draft / "generation_config.json", {"eos_token_id": tokenizer.end_of_text, "do_sample": False})
         shutil.copy(Path(__file__).with_name(f"{MODELING}.py"), draft / f"{MODELING}.py")
         _write_tokenizer(tokenizer, draft, sequence)
         if folder.exists():
@@ -125,15 +123,14 @@ def _block(layer: Layer, here: str, weight: Any) -> dict[str, Tensor]:
     return found
 
 
-def _config(model: LanguageModel, tokenizer: Tokenizer, sequence: int, qk_norm: bool) -> dict[str, Any]:
-    blocks, routers = [], []
-    for layer in model.layers:
-        assert isinstance(layer, Layer)
-        spec = layer.feed_forward.spec
-        groups = [[group.experts, group.active, group.expert_width] for group in spec.groups]
-        blocks.append({"branch": sum(spec.branches), "groups": groups})
-        routers.append(layer.feed_forward.router_config)
-    if routers[0].score == SHUFFLED:
+def _config(model: LanguageModel, tokenizer: Tokenizer, sequence: int) -> dict[str, Any]:
+    blocks = []
+    for block in model.shape.blocks:
+        groups = [[group.experts, group.active, group.expert_width] for group in block.groups]
+        blocks.append({"branch": sum(block.branches), "groups": groups})
+    layer: Any = model.layers[0]
+    router = layer.feed_forward.router_config
+    if router.score == SHUFFLED:
         raise RunError(f"router.score = {SHUFFLED!r} is a control for experiments and has no Hugging Face form")
     return {
         "architectures": ["CompleteMueForCausalLM"],
@@ -150,9 +147,9 @@ def _config(model: LanguageModel, tokenizer: Tokenizer, sequence: int, qk_norm: 
         "max_position_embeddings": sequence,
         "rope_theta": 10_000.0,
         "rms_norm_eps": model.final_norm.eps,
-        "qk_norm": qk_norm,
-        "router_score": routers[0].score,
-        "selection_bias": routers[0].selection_bias,
+        "qk_norm": layer.attention.query_norm is not None,
+        "router_score": router.score,
+        "selection_bias": router.selection_bias,
         "tie_word_embeddings": False,
         "dtype": str(model.embedding.dtype).removeprefix("torch."),
         "bos_token_id": tokenizer.end_of_text,
@@ -166,7 +163,7 @@ def _write_tokenizer(tokenizer: Tokenizer, folder: Path, sequence: int) -> None:
         end = tokenizer.end
     else:
         end = END_TOKEN
-        _write(folder / "tokenizer.json", byte_tokenizer_json())
+        write_json(folder / "tokenizer.json", byte_tokenizer_json())
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": end,
@@ -175,7 +172,7 @@ def _write_tokenizer(tokenizer: Tokenizer, folder: Path, sequence: int) -> None:
         "model_max_length": sequence,
         "clean_up_tokenization_spaces": False,
     }
-    _write(folder / "tokenizer_config.json", settings)
+    write_json(folder / "tokenizer_config.json", settings)
 
 
 def byte_tokenizer_json() -> dict[str, Any]:
@@ -204,7 +201,3 @@ def byte_tokenizer_json() -> dict[str, Any]:
             "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "vocab": vocab, "merges": [],
         },
     }  # fmt: skip
-
-
-def _write(path: Path, data: dict[str, Any]) -> None:
-    path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -41,12 +41,9 @@ class CompleteMueConfig(PretrainedConfig):
         self.head_dim, self.num_attention_heads = head_dim, hidden_size // head_dim
         self.num_key_value_heads = self.num_attention_heads
         self.blocks = blocks or [{"branch": hidden_size, "groups": []} for _ in range(num_hidden_layers)]
-        self.max_position_embeddings, self.rope_theta, self.rms_norm_eps = (
-            max_position_embeddings,
-            rope_theta,
-            rms_norm_eps,
-        )
-        self.qk_norm, self.router_score, self.selection_bias = qk_norm, router_score, selection_bias
+        self.max_position_embeddings, self.rope_theta = max_position_embeddings, rope_theta
+        self.rms_norm_eps, self.qk_norm = rms_norm_eps, qk_norm
+        self.router_score, self.selection_bias = router_score, selection_bias
         for name in ("num_attention_heads", "num_key_value_heads"):
             rest.pop(name, None)
         super().__init__(**{"tie_word_embeddings": False, **rest})
@@ -215,17 +212,11 @@ class CompleteMueForCausalLM(PreTrainedModel, GenerationMixin):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """A plain default for a model made without weights, normal with std 1/sqrt(fan-in)."""
-        if isinstance(module, nn.Linear):
-            nn.init.normal_(module.weight, std=module.in_features**-0.5)
-        elif isinstance(module, nn.Embedding):
-            nn.init.normal_(module.weight)
-        elif isinstance(module, CompleteMueNorm):
-            nn.init.ones_(module.weight)
-        elif isinstance(module, CompleteMueExperts):
-            nn.init.normal_(module.up, std=module.up.shape[-1] ** -0.5)
-            nn.init.normal_(module.down, std=module.down.shape[-1] ** -0.5)
-        elif isinstance(module, CompleteMueBlock) and module.router is not None:
-            nn.init.normal_(module.router, std=module.router.shape[-1] ** -0.5)
+        for weight in module.parameters(recurse=False):
+            if weight.ndim == 1:  # of a norm
+                nn.init.ones_(weight)
+            else:
+                nn.init.normal_(weight, std=1.0 if isinstance(module, nn.Embedding) else weight.shape[-1] ** -0.5)
 
     def forward(
         self,

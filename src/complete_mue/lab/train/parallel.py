@@ -11,7 +11,7 @@ So the numbers are those of one process, but for the order of sums.
 from __future__ import annotations
 
 import atexit
-import dataclasses
+import math
 import os
 import sys
 import warnings
@@ -130,8 +130,7 @@ class Ranks:
         """A routing that speaks for the tokens of all ranks."""
         if self.mesh is None:
             return routing
-        entries = {entry.name: getattr(routing, entry.name) for entry in dataclasses.fields(Routing)}
-        return _Everywhere(**entries, world=self.world)
+        return _Everywhere(**vars(routing), world=self.world)
 
     def norms(self, tensors: Sequence[Tensor]) -> Tensor:
         """The norm of each whole tensor."""
@@ -146,10 +145,8 @@ class Ranks:
         """How many ranks hold the same part."""
         if not isinstance(tensor, DTensor):
             return self.world
-        parts = 1
-        for size, placement in zip(tensor.device_mesh.shape, tensor.placements, strict=True):
-            parts *= 1 if placement.is_replicate() else size
-        return self.world // parts
+        cuts = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
+        return self.world // math.prod(size for size, placement in cuts if not placement.is_replicate())
 
 
 ALONE = Ranks()
@@ -179,19 +176,15 @@ def split_by_mesh(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Parameter groups whose parameters are all cut over the same ranks, as one call of a fused optimizer asks for."""
     split = []
     for group in groups:
-        for number, places in enumerate(_by_mesh(group["params"])):
-            own = {key: [group[key][place] for place in places] for key in ("params", "param_names")}
-            split.append({**group, **own, "name": f"{group['name']}:{number}" if number else group["name"]})
+        meshes: dict[Any, list[tuple[Tensor, str]]] = {}
+        for parameter, name in zip(group["params"], group["param_names"], strict=True):
+            mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+            meshes.setdefault(mesh, []).append((parameter, name))
+        for number, own in enumerate(meshes.values()):
+            parameters, names = map(list, zip(*own, strict=True))
+            called = f"{group['name']}:{number}" if number else group["name"]
+            split.append({**group, "params": parameters, "param_names": names, "name": called})
     return split
-
-
-def _by_mesh(parameters: Sequence[Tensor]) -> list[list[int]]:
-    """Places of the parameters that are cut over the same ranks."""
-    meshes: dict[Any, list[int]] = {}
-    for place, parameter in enumerate(parameters):
-        key = parameter.device_mesh if isinstance(parameter, DTensor) else None
-        meshes.setdefault(key, []).append(place)
-    return list(meshes.values())
 
 
 @contextmanager
@@ -275,14 +268,11 @@ def _inside_expert(parameter: nn.Parameter) -> Shard | None:
 
 
 def _sum_together(tensors: list[Tensor], group: Any) -> None:
-    """Sum tensors over a group, in place, in one message per dtype."""
-    by_dtype: dict[torch.dtype, list[Tensor]] = {}
-    for tensor in tensors:
-        by_dtype.setdefault(tensor.dtype, []).append(tensor)
-    for same in by_dtype.values():
-        flat = torch.cat([tensor.reshape(-1) for tensor in same])
+    """Sum tensors of one dtype over a group, in place, in one message."""
+    if tensors:
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
         dist.all_reduce(flat, group=group)
-        for tensor, part in zip(same, flat.split([tensor.numel() for tensor in same]), strict=True):
+        for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(part.view_as(tensor))
 
 

@@ -28,21 +28,16 @@ class Metrics:
     """metrics.jsonl: one line per step; on resume, lines of steps that will be run again go to metrics-cut.jsonl."""
 
     def __init__(self, run: Path, start: int, config: RunConfig, warn: Callable[[str], None]) -> None:
-        self.path = run / "metrics.jsonl"
+        path = run / "metrics.jsonl"
         self._wandb = _wandb(run, config) if config.wandb else None
-        _cut(self.path, start)
-        self._file = self.path.open("a", encoding="utf-8")
+        _cut(path, start)
+        self._file = path.open("a", encoding="utf-8")
         self._board = _Board(run / "tensorboard", warn)
 
     def write(self, lines: list[dict[str, Any]]) -> None:
         """Append lines and hand them to the system."""
-        try:
-            self._file.write("".join(json.dumps(line) + "\n" for line in lines))
-            self._file.flush()
-        except OSError as problem:
-            raise RunError(
-                f"{self.path} could not be written ({problem.strerror}); free some space and resume"
-            ) from None
+        self._file.write("".join(json.dumps(line) + "\n" for line in lines))
+        self._file.flush()
         for line in lines:
             numbers = _numbers(line)
             self._board.write(numbers, line["step"])

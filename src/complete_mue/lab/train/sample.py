@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +25,8 @@ from complete_mue.lab.train import checkpoint
 from complete_mue.lab.train.config import PictureTask, RunConfig, TextTask, read_config
 from complete_mue.lab.train.contact_sheet import grid, write_pictures
 from complete_mue.lab.train.task import build
+
+Coder = TypeVar("Coder", Autoencoder, TextEncoder)
 
 
 def load_run(run: Path) -> tuple[RunConfig, nn.Module, int]:
@@ -55,7 +56,6 @@ def run_tokenizer(config: RunConfig) -> Tokenizer:
 
 def write_text(config: RunConfig, model: nn.Module, prompt: str, count: int, temperature: float, seed: int) -> str:
     """The prompt and what the model makes of it."""
-    assert isinstance(config.task, TextTask)
     assert isinstance(model, LanguageModel)
     tokenizer = run_tokenizer(config)
     tokens = torch.tensor([tokenizer.encode(prompt)])
@@ -86,7 +86,11 @@ def draw_pictures(
     task, video = config.task, len(model.patch) == 3
     path = _path(out, video)
     features = _features(task)
-    coder = _autoencoder(task, features, autoencoder)  # before minutes of sampling: what is missing is said at once
+    coder = None
+    if features is not None and features.asked.get("autoencoder") is not None:
+        # Before minutes of sampling: what is missing is said at once.
+        why = "only the autoencoder that made the run's latents turns them into pictures"
+        coder = _maker(Autoencoder, "autoencoder", autoencoder, task, features, why)
     text = _text(config, features, prompt, count, seed, text_encoder)
     size = (task.frames, task.size, task.size) if video else (task.size, task.size)
     generator = torch.Generator().manual_seed(seed)
@@ -111,24 +115,19 @@ def _features(task: PictureTask) -> FeatureManifest | None:
     return FeatureManifest.read(task.source) if holds_features(Path(task.source)) else None
 
 
-def _autoencoder(task: PictureTask, features: FeatureManifest | None, given: str | None) -> Autoencoder | None:
-    if features is None or features.asked.get("autoencoder") is None:
-        return None
-    made_by = str(features.asked.get("autoencoder_name"))
-    name = given or made_by
-    with _coder("--autoencoder", f"the run's latents are pictures through the autoencoder {made_by!r} alone"):
-        coder = Autoencoder.load(name)
-    if fingerprint(coder.module) != features.asked["autoencoder"]:
-        raise RunError(f"autoencoder {name!r}: its weights are not those that made the latents in {task.source}")
-    return coder
-
-
-@contextlib.contextmanager
-def _coder(option: str, why: str) -> Iterator[None]:
+def _maker(
+    kind: type[Coder], what: str, given: str | None, task: PictureTask, features: FeatureManifest, why: str
+) -> Coder:
+    """What made the features, or what is ``given`` in its place, if its weights are the same."""
+    made_by = str(features.asked.get(f"{what}_name"))
     try:
-        yield
+        coder = kind.load(given or made_by)
     except MueError as problem:
-        raise RunError(f"{why}: {problem}; name its folder with {option}") from None
+        option = f"--{what.replace('_', '-')}"
+        raise RunError(f"{why} ({made_by!r}): {problem}; name its folder with {option}") from None
+    if fingerprint(coder.module) != features.asked[what]:
+        raise RunError(f"{what} {coder.name!r}: its weights are not those that made the features in {task.source}")
+    return coder
 
 
 def _text(
@@ -142,12 +141,8 @@ def _text(
         return caption_tokens([prompt] * count, features.text_shape[0] if features else task.text_length)
     if prompt:
         assert features is not None
-        name = encoder or str(features.asked.get("text_encoder_name"))
-        why = "a prompt goes through the text encoder that made the features (without one, their own texts are taken)"
-        with _coder("--text-encoder", why):
-            coder = TextEncoder.load(name)
-        if fingerprint(coder.model) != features.asked["text_encoder"]:
-            raise RunError(f"text encoder {name!r}: its weights are not those that made the features in {task.source}")
+        why = "without a prompt, texts of the features are taken; a prompt goes through the text encoder that made them"
+        coder = _maker(TextEncoder, "text_encoder", encoder, task, features, why)
         hidden, lengths = coder.encode([prompt] * count, features.text_shape[0])
         for row, length in zip(hidden, lengths.tolist(), strict=True):
             row[length:] = torch.nan

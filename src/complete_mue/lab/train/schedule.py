@@ -6,9 +6,9 @@ of 25k steps, 1.5k of 50k, 2k of 100k and 200k; in between, by the logarithm of 
 
 from __future__ import annotations
 
-import itertools
-import math
 from dataclasses import dataclass
+
+import numpy as np
 
 from complete_mue.errors import ShapeError
 from complete_mue.layout.numbers import count, real
@@ -29,13 +29,8 @@ def last_window(steps: int) -> int:
 
 
 def _between(steps: int, table: tuple[tuple[int, float], ...]) -> float:
-    if steps <= table[0][0]:
-        return table[0][1]
-    for (low, first), (high, second) in itertools.pairwise(table):
-        if steps <= high:
-            share = math.log(steps / low) / math.log(high / low)
-            return first + share * (second - first)
-    return table[-1][1]
+    lengths, shares = zip(*table, strict=True)
+    return float(np.interp(np.log(steps), np.log(lengths), shares))
 
 
 @dataclass(frozen=True)

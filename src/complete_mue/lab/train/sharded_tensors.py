@@ -24,14 +24,12 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 KINDS = ("model", "optimizer")
 _NAME = re.compile(r"(model|optimizer)(-[0-9]{5,8})?\.safetensors")
 
-Offset = tuple[int, ...]
-
 
 @dataclass(frozen=True)
 class Part:
     """A box of a whole tensor: where it begins, and its size along each axis."""
 
-    offset: Offset
+    offset: tuple[int, ...]
     size: tuple[int, ...]
 
     @classmethod

@@ -198,11 +198,10 @@ def _attention(kind: str, device: torch.device) -> contextlib.AbstractContextMan
     """Torch's own choice of an attention kernel, or that one first."""
     if kind == "auto" or device.type != "cuda":
         return contextlib.nullcontext()
-    rest = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-    first = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}[kind]
-    preferred: contextlib.AbstractContextManager[None] = sdpa_kernel(
-        [first, *(backend for backend in rest if backend is not first)], set_priority=True
-    )
+    order = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    if kind == "cudnn":
+        order.insert(0, SDPBackend.CUDNN_ATTENTION)
+    preferred: contextlib.AbstractContextManager[None] = sdpa_kernel(order, set_priority=True)
     return preferred
 
 
