@@ -8,6 +8,7 @@ second, model FLOPs utilisation and peak memory; nothing is written but the reco
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
 import tempfile
 import time
@@ -22,7 +23,7 @@ from rich.table import Table
 
 from complete_mue.errors import RunError
 from complete_mue.lab.bench.machine import machine
-from complete_mue.lab.bench.profiler import STEPS, Profiler
+from complete_mue.lab.bench.profiler import STEPS, kernel_times
 from complete_mue.lab.recipes import recipe as named
 from complete_mue.lab.train.config import RunConfig, TextTask, override
 from complete_mue.lab.train.flops import Meter
@@ -207,13 +208,14 @@ def measure(
                 report(f"step {number + 1}/{total}  loss {loss:.4f}")
         if on_gpu:
             torch.cuda.synchronize(place)
-        kernels = _kernels(trainer, total, place) if profiled else None
+        further = itertools.count(total)
+        kernels = kernel_times(lambda: trainer.step(next(further)), place) if profiled else None
     except torch.OutOfMemoryError as problem:
         raise RunError(
             f"{recipe} does not fit on this device ({str(problem).splitlines()[0]}); take smaller micro-batches "
             f"(accumulate above {config.accumulate}) or keep fewer activations (recompute, up to {config.shape.depth})"
         ) from None
-    spans = [_seconds(one, two) for one, two in zip(ticks[warm_up:], ticks[warm_up + 1 :], strict=False)]
+    spans = [_seconds(one, two) for one, two in itertools.pairwise(ticks[warm_up:])]
     memory: dict[str, float] = {}
     if on_gpu:
         memory["peak_gib"] = torch.cuda.max_memory_allocated(place) / 2**30
@@ -223,14 +225,6 @@ def measure(
     row = TrainBenchRow.of(TRAINER, tokens, spans, mfu=mfu, kernels=kernels, **memory)
     counted = _parameters(config, trainer.model)
     return TrainBench((row,), machine(place), recipe, tuple(overrides), steps, counted, loss)
-
-
-def _kernels(trainer: Trainer, first: int, device: torch.device) -> dict[str, float]:
-    profiler = Profiler(device)
-    profiler.start()
-    for number in range(first, first + STEPS):
-        trainer.step(number)
-    return profiler.stop()
 
 
 def _tick(device: torch.device) -> Any:
