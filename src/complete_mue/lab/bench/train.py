@@ -25,6 +25,7 @@ from complete_mue.errors import RunError
 from complete_mue.lab.bench.machine import machine
 from complete_mue.lab.bench.profiler import STEPS, kernel_times
 from complete_mue.lab.recipes import recipe as named
+from complete_mue.lab.report.tables import number
 from complete_mue.lab.train.config import RunConfig, TextTask, override
 from complete_mue.lab.train.flops import Meter
 from complete_mue.lab.train.loop import train
@@ -104,9 +105,8 @@ class TrainBench:
         for row in self.rows:
             table.add_row(
                 row.what, f"{row.tokens_per_step:,}", *(f"{t:.1f}" for t in (row.ms_per_step, row.fastest_ms)),
-                f"{row.slowest_ms:.1f}", f"{row.tokens_per_second:,.0f}",
-                "–" if row.mfu is None else f"{row.mfu:.1%}",
-                "–" if row.reserved_gib is None else f"{row.reserved_gib:.1f}",
+                f"{row.slowest_ms:.1f}", f"{row.tokens_per_second:,.0f}", number(row.mfu, ".1%"),
+                number(row.reserved_gib, ".1f"),
             )  # fmt: skip
         return table
 
