@@ -37,12 +37,11 @@ def style_class(style: int) -> str:
 
 def marker(style: int) -> str:
     """A small SVG of a line's marker, for legends."""
-    shape = f'<path class="mark" d="{_mark(style)}"/>'
-    return f'<svg class="key" viewBox="-6 -6 12 12" aria-hidden="true">{shape}</svg>'
+    return f'<svg class="key" viewBox="-6 -6 12 12" aria-hidden="true">{_mark(style)}</svg>'
 
 
 def _mark(style: int) -> str:
-    return LOOKS[look_of(style)].path
+    return f'<path class="mark" d="{LOOKS[look_of(style)].path}"/>'
 
 
 def panel_svg(picture: Picture, panel: Panel, name: str) -> str:
@@ -117,7 +116,7 @@ def _legend(picture: Picture, total: float, y: float) -> tuple[list[str], float]
 
 def _sign(line: Drawn) -> str:
     stroke = '<polyline points="-11,0 11,0"/>' if line.joined else ""
-    mark = f'<path class="mark" d="{_mark(line.style)}"/>' if line.markers else ""
+    mark = _mark(line.style) if line.markers else ""
     return f'<g class="line {style_class(line.style)}">{stroke}{mark}</g>'
 
 
@@ -200,8 +199,7 @@ def _line(picture: Picture, panel: Panel, line: Drawn, clip: str, bare: bool) ->
     if line.minimum is not None and line.minimum.y <= picture.y.high:
         x, y = _x(panel.x, line.minimum.x), _y(picture.y, line.minimum.y)
         marks.append((line.minimum, x, y, '<circle class="ring" r="7.5"/>', ""))
-    shape = f'<path class="mark" d="{_mark(line.style)}"/>'
-    marks += [(dot, x, y, shape, "" if line.markers else " faint") for dot, (x, y) in shown]
+    marks += [(dot, x, y, _mark(line.style), "" if line.markers else " faint") for dot, (x, y) in shown]
     for dot in line.diverged:
         marks.append((dot, _x(panel.x, dot.x) + (line.style % len(LOOKS) - 2) * 4, _TOP + 7, _CROSS, ""))
     for number, (dot, x, y, drawn, more) in enumerate(marks):

@@ -115,15 +115,10 @@ class BenchResult:
         """Figures with rows, in the order they ran."""
         return tuple(dict.fromkeys(row.figure for row in self.rows))
 
-    def beside(self, row: BenchRow, kernel: str) -> BenchRow | None:
-        """The row of ``kernel`` at the same shape, if it has a time."""
-        same = (r for r in self.rows if r.kernel == kernel and r.shape == row.shape and r.ms is not None)
-        return next(same, None)
-
     def ratio(self, row: BenchRow, to: str = DENSE_COMPILED) -> float | None:
         """Time of ``row`` over that of kernel ``to`` at the same shape; None where either has no time."""
-        other = self.beside(row, to)
-        return None if other is None or row.ms is None or other.ms is None else row.ms / other.ms
+        other = next((r.ms for r in self.rows if r.kernel == to and r.shape == row.shape and r.ms is not None), None)
+        return None if other is None or row.ms is None else row.ms / other
 
     def table(self) -> Group:
         """A table per figure: time, ratio to the compiled dense block, speed-up over ``reference`` where that ran."""
@@ -143,13 +138,10 @@ class BenchResult:
                 table.add_section()
             previous = row.shape
             shape = [str(row.experts), str(row.active), str(row.expert_width)] if first else [""] * 3
-            if row.error is not None:
-                table.add_row(*shape, row.kernel, "–", "–", *(["–"] if with_reference else []), row.error)
-                continue
             slower = self.ratio(row, REFERENCE)
             cells = [number(row.ms, ".2f"), number(self.ratio(row), ".2f")]
             cells += [number(1 / slower if slower else None, ".2f")] if with_reference else []
-            table.add_row(*shape, row.kernel, *cells, number(row.peak_gib, ".1f"))
+            table.add_row(*shape, row.kernel, *cells, row.error or number(row.peak_gib, ".1f"))
         return table
 
     def plot(self, path: str | Path) -> Path:

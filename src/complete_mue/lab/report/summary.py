@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from complete_mue.lab.records import Outcome, PlannedPoint, PlannedTarget, StoredSweep, read_sweep
 from complete_mue.lab.records.schema import HYPERS
@@ -96,10 +99,10 @@ class Summary:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able: NaN becomes null."""
-        data = dataclasses.asdict(self)
+        data: dict[str, Any] = json.loads(msgspec.json.encode(dataclasses.asdict(self)))
         if not self.probe:
             del data["powers"]
-        return {key: _plain(value) for key, value in data.items()}
+        return data
 
     def target(self, name: str) -> PlannedTarget:
         """The target of that name."""
@@ -251,8 +254,7 @@ def _judged(curve: Curve, reference: Curve | None, unit: str) -> Curve:
         drift = ours.log2 - theirs.log2
         if curve.optimum_error is not None and reference is not None and reference.optimum_error is not None:
             error = math.hypot(curve.optimum_error, reference.optimum_error)
-    curve = dataclasses.replace(curve, drift=drift, drift_error=error)
-    return dataclasses.replace(curve, **vars(judge(curve, unit, reference)))
+    return judge(dataclasses.replace(curve, drift=drift, drift_error=error), unit, reference)
 
 
 def _transferred_runs(sweep: StoredSweep, scaling: bool) -> tuple[TransferredRun, ...]:
@@ -342,11 +344,3 @@ def _by_size(sweep: StoredSweep, runs: Sequence[TransferredRun], size: str) -> d
             sized.append(Sized(target.name, target.active, target.total, run.loss, error, run.diverged))
         rows[name] = sorted(sized, key=lambda row: getattr(row, size))
     return rows
-
-
-def _plain(data: Any) -> Any:
-    if isinstance(data, dict):
-        return {str(key): _plain(value) for key, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [_plain(value) for value in data]
-    return None if isinstance(data, float) and not math.isfinite(data) else data
