@@ -161,10 +161,8 @@ def _powers(sweep: StoredSweep, scans: Sequence[Scan]) -> tuple[Power, ...]:
 
 
 def _single_valued(sweep: StoredSweep) -> bool:
-    values: dict[tuple[str, str, str], set[float]] = {}
-    for point in sweep.plan.points:
-        values.setdefault((point.hyper, point.rules, point.target), set()).add(point.value)
-    return all(len(found) == 1 for found in values.values())
+    values = {(point.hyper, point.rules, point.target, point.value) for point in sweep.plan.points}
+    return len(values) == len({of_curve[:3] for of_curve in values})
 
 
 def _progress(sweep: StoredSweep) -> Progress:
@@ -283,7 +281,7 @@ def _transferred_run(rules: str, target: str, outcomes: Sequence[Outcome]) -> Tr
     loads = [outcome.load_variation for outcome in finished if outcome.load_variation is not None]
     shown = finished or [outcome for outcome in outcomes if outcome.status == "diverged"]
     first = [outcome.first for outcome in shown if outcome.first]
-    ends, curve = _mean_curve(finished)
+    ends, curve = _mean_curve(outcomes)
     return TransferredRun(
         rules=rules,
         target=target,
@@ -303,8 +301,10 @@ def _mean(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
 
 
 def _mean_curve(outcomes: Sequence[Outcome]) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    ends = outcomes[0].curve.step if outcomes else ()
-    return ends, _mean([outcome.curve.loss for outcome in outcomes if outcome.curve.step == ends])
+    """Of those that finished."""
+    curves = [outcome.curve for outcome in outcomes if outcome.status == "finished"]
+    ends = curves[0].step if curves else ()
+    return ends, _mean([curve.loss for curve in curves if curve.step == ends])
 
 
 def _with_speedup(
@@ -317,9 +317,7 @@ def _with_speedup(
         return run
 
     def speedup(a: Sequence[Outcome], b: Sequence[Outcome]) -> Speedup:
-        (ends_a, losses_a), (ends_b, losses_b) = (
-            _mean_curve([outcome for outcome in found if outcome.status == "finished"]) for found in (a, b)
-        )
+        (ends_a, losses_a), (ends_b, losses_b) = _mean_curve(a), _mean_curve(b)
         stable = models[0].stable, models[1].stable
         return speedup_curves(bin_middles(ends_a), losses_a, bin_middles(ends_b), losses_b, stable)
 
