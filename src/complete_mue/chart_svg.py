@@ -60,8 +60,9 @@ def write_svg(picture: Picture, path: Path, columns: int | None = None) -> Path:
     total = wide * (_WIDTH + _GAP)
     parts, y = list[str](), float(_GAP)
     for text in filter(None, (picture.where, picture.title + alone)):
-        parts += _centred(text, total / 2, y, total)
-        y += _LINE * len(textwrap.wrap(text, int(total / _LETTER)))
+        lines = textwrap.wrap(text, int(total / _LETTER))
+        parts += _centred(lines, total / 2, y)
+        y += _LINE * len(lines)
     y += _GAP / 2
     for first in range(0, count, wide):
         row = picture.panels[first : first + wide]
@@ -69,8 +70,7 @@ def write_svg(picture: Picture, path: Path, columns: int | None = None) -> Path:
         y += _LINE * max(map(len, titles))
         for number, (panel, title) in enumerate(zip(row, titles, strict=True)):
             x = number * (_WIDTH + _GAP) + _GAP / 2
-            top = y - _LINE * len(title)
-            parts += _centred(_whose(panel.title), x + (_LEFT + _WIDTH) / 2, top, _TITLE * _LETTER) if title else []
+            parts += _centred(title, x + (_LEFT + _WIDTH) / 2, y - _LINE * len(title))
             inside = _panel(picture, panel, f"p{first + number}", bare=True)
             parts.append(f'<g transform="translate({x:g} {y:g})">{inside}</g>')
         y += _HEIGHT + _GAP
@@ -85,10 +85,10 @@ def write_svg(picture: Picture, path: Path, columns: int | None = None) -> Path:
     return path
 
 
-def _centred(text: str, x: float, y: float, room: float) -> list[str]:
+def _centred(lines: list[str], x: float, y: float) -> list[str]:
     return [
         f'<text class="name" x="{x:g}" y="{y + number * _LINE:g}" text-anchor="middle">{escape(line)}</text>'
-        for number, line in enumerate(textwrap.wrap(text, int(room / _LETTER)))
+        for number, line in enumerate(lines)
     ]
 
 

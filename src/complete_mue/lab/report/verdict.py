@@ -251,11 +251,8 @@ def gain_lines(main: str, both: Sequence[tuple[Curve | None, Curve]], rules: str
         f"{target} {statistics.fmean(costs):+.4f} ± {statistics.stdev(costs) / math.sqrt(len(costs)):.4f}"
         for target, costs in found
     ]
-    return (
-        [Line("note", f"{with_unit(f'Loss by {rules} minus that by {main}', unit)}: {', '.join(each)}.")]
-        if each
-        else []
-    )
+    text = with_unit(f"Loss by {rules} minus that by {main}", unit)
+    return [Line("note", f"{text}: {', '.join(each)}.")] if each else []
 
 
 def _costs(ours: Curve, theirs: Curve) -> list[float]:
