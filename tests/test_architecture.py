@@ -42,7 +42,9 @@ ALLOWED: dict[str, set[str]] = {
         "lab.records", "lab.report", "lab.paper_figures",
     },
     "lab.evals": {"layout", "lab.nn", "lab.data", "lab.train", "lab.report"},
-    "lab.bench": {"layout", "lab.kernels", "lab.nn", "lab.train", "lab.recipes", "lab.report", "lab.sweep"},
+    "lab.bench": {
+        "layout", "lab.kernels", "lab.nn", "lab.train", "lab.recipes", "lab.records", "lab.report", "lab.sweep",
+    },
     "web": {"layout", "rules", "plan", "export", "lab.records", "lab.report"},
     "cli": {*LIBRARY, *(f"lab.{name}" for name in LAB), "lab.paper_figures", "web", "__init__"},
     "__init__": {"layout", "rules", "plan", "apply"},

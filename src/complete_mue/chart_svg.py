@@ -43,12 +43,11 @@ def style_class(style: int) -> str:
 
 def marker(style: int) -> str:
     """A small SVG of a line's marker, for legends."""
-    shape = f'<path class="mark" d="{_mark(style)}"/>'
-    return f'<svg class="key" viewBox="-6 -6 12 12" aria-hidden="true">{shape}</svg>'
+    return f'<svg class="key" viewBox="-6 -6 12 12" aria-hidden="true">{_mark(style)}</svg>'
 
 
 def _mark(style: int) -> str:
-    return LOOKS[look_of(style)].path
+    return f'<path class="mark" d="{LOOKS[look_of(style)].path}"/>'
 
 
 def panel_svg(picture: Picture, panel: Panel, name: str) -> str:
@@ -67,8 +66,9 @@ def write_svg(picture: Picture, path: Path, columns: int | None = None) -> Path:
     total = wide * (_WIDTH + _GAP)
     parts, y = list[str](), float(_GAP)
     for text in filter(None, (picture.where, picture.title + alone)):
-        parts += _centred(text, total / 2, y, total)
-        y += _LINE * len(textwrap.wrap(text, int(total / _LETTER)))
+        lines = textwrap.wrap(text, int(total / _LETTER))
+        parts += _centred(lines, total / 2, y)
+        y += _LINE * len(lines)
     y += _GAP / 2
     for first in range(0, count, wide):
         row = picture.panels[first : first + wide]
@@ -76,8 +76,7 @@ def write_svg(picture: Picture, path: Path, columns: int | None = None) -> Path:
         y += _LINE * max(map(len, titles))
         for number, (panel, title) in enumerate(zip(row, titles, strict=True)):
             x = number * (_WIDTH + _GAP) + _GAP / 2
-            top = y - _LINE * len(title)
-            parts += _centred(_whose(panel.title), x + (_LEFT + _WIDTH) / 2, top, _TITLE * _LETTER) if title else []
+            parts += _centred(title, x + (_LEFT + _WIDTH) / 2, y - _LINE * len(title))
             inside = _panel(picture, panel, f"p{first + number}", bare=True)
             parts.append(f'<g transform="translate({x:g} {y:g})">{inside}</g>')
         y += _HEIGHT + _GAP
@@ -92,10 +91,10 @@ def write_svg(picture: Picture, path: Path, columns: int | None = None) -> Path:
     return path
 
 
-def _centred(text: str, x: float, y: float, room: float) -> list[str]:
+def _centred(lines: list[str], x: float, y: float) -> list[str]:
     return [
         f'<text class="name" x="{x:g}" y="{y + number * _LINE:g}" text-anchor="middle">{escape(line)}</text>'
-        for number, line in enumerate(textwrap.wrap(text, int(room / _LETTER)))
+        for number, line in enumerate(lines)
     ]
 
 
@@ -123,7 +122,7 @@ def _legend(picture: Picture, total: float, y: float) -> tuple[list[str], float]
 
 def _sign(line: Drawn) -> str:
     stroke = '<polyline points="-11,0 11,0"/>' if line.joined else ""
-    mark = f'<path class="mark" d="{_mark(line.style)}"/>' if line.markers else ""
+    mark = _mark(line.style) if line.markers else ""
     return f'<g class="line {style_class(line.style)}">{stroke}{mark}</g>'
 
 
@@ -206,8 +205,7 @@ def _line(picture: Picture, panel: Panel, line: Drawn, clip: str, bare: bool) ->
     if line.minimum is not None and line.minimum.y <= picture.y.high:
         x, y = _x(panel.x, line.minimum.x), _y(picture.y, line.minimum.y)
         marks.append((line.minimum, x, y, '<circle class="ring" r="7.5"/>', ""))
-    shape = f'<path class="mark" d="{_mark(line.style)}"/>'
-    marks += [(dot, x, y, shape, "" if line.markers else " faint") for dot, (x, y) in shown]
+    marks += [(dot, x, y, _mark(line.style), "" if line.markers else " faint") for dot, (x, y) in shown]
     for dot in line.diverged:
         marks.append((dot, _x(panel.x, dot.x) + (line.style % len(LOOKS) - 2) * 4, _TOP + 7, _CROSS, ""))
     for number, (dot, x, y, drawn, more) in enumerate(marks):

@@ -184,8 +184,9 @@ def test_a_grid_of_ones_own(tmp_path: Path) -> None:
         ('"lm_tiny"', '"lm_tny"', "did you mean 'lm_tiny'"),
         ("lr = [2e-3, 4e-3]", 'lr = ["x"]', "lists of numbers"),
         ("shape.width=128", "shape.widht=128", "did you mean 'width'"),
-        ("seeds = 2", 'seeds = "two"', "give a int"),
-        ("[scan]\nlr = [2e-3, 4e-3]", "", "no 'scan'"),
+        ('["shape.width=128"]', '"shape.width=128"', "targets"),
+        ("seeds = 2", 'seeds = "two"', "seeds is 'two'"),
+        ("[scan]\nlr = [2e-3, 4e-3]", "", "field `scan`"),
         ('name = "mine"', "name = ", "not valid TOML"),
     ):
         path.write_text(FILE.replace(old, new))

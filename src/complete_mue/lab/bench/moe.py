@@ -26,11 +26,11 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
-from complete_mue.errors import KernelError, nearest
+from complete_mue.errors import KernelError, one_of
 from complete_mue.lab.bench import sonic_tune
 from complete_mue.lab.bench.machine import machine
 from complete_mue.lab.bench.moe_records import DENSE, DENSE_COMPILED, WHOLE_LAYERS, BenchResult, BenchRow, check_names
-from complete_mue.lab.bench.profiler import STEPS, Profiler
+from complete_mue.lab.bench.profiler import kernel_times
 from complete_mue.lab.kernels.dispatch import KERNELS, KernelInfo, kernel_module, list_kernels, unavailable
 from complete_mue.lab.nn.feed_forward import FeedForward
 from complete_mue.layout import FeedForward as FeedForwardSpec
@@ -129,8 +129,7 @@ def run(
         raise KernelError(f"device {device!r}: this machine or this torch has no CUDA; give device 'cpu'")
     count("repeats", repeats)
     for name in kernels or ():
-        if name not in KERNELS:
-            raise KernelError(f"kernel {name!r}{nearest(name, KERNELS)}: kernels are {', '.join(KERNELS)}")
+        one_of("kernel", name, KERNELS, KernelError)
     on_cpu = torch.device(device).type == "cpu"
     names = tuple(kernels or (name for name in KERNELS if on_cpu or name != "reference"))
     figures = figures or (("width", "capacity", "granularity") if on_cpu else ("capacity", "granularity"))
@@ -145,7 +144,7 @@ def run(
     if "sonic" in names and any(case.whole_layer for case in todo):
         _compile_peer(todo, torch.device(device), min(seconds / 2, 300.0))
     slowest, left = 0.0, 0
-    blocks: dict[tuple[object, ...], Callable[..., Tensor]] = {}
+    blocks: dict[tuple[object, ...], torch.nn.Module] = {}
     console = Console(stderr=True)
     with _many_compilations():
         for case in track(todo, "timing", console=console, transient=True, disable=not progress):
@@ -205,69 +204,66 @@ class _Inputs:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """One row to come: ``step`` runs forward and backward once; ``bytes`` is what its inputs and weights take."""
+    """One row to come: ``forward`` of ``x`` and the other inputs, and backward to ``x`` and ``weights``."""
 
-    name: str
-    step: Callable[[], None]
-    bytes: int
+    forward: Callable[..., Tensor]
+    inputs: _Inputs
+    weights: tuple[Tensor, ...]
+    others: tuple[Tensor, ...] = ()
     note: Callable[[], str | None] = lambda: None
+
+    def step(self) -> None:
+        """Run forward and backward once."""
+        y = self.forward(self.inputs.x, *self.others)
+        torch.autograd.grad(y, (self.inputs.x, *self.weights), self.inputs.dy)
+
+    @property
+    def bytes(self) -> int:
+        """What its inputs and weights take."""
+        tensors = {self.inputs.x, self.inputs.dy, *self.weights, *self.others}
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _candidates(inputs: _Inputs, name: str) -> Iterator[tuple[str, Callable[[], _Candidate]]]:
     """The rows of one kernel, by name, and how to make each; making one may fail, as any row may."""
     module = kernel_module(name)
 
-    def candidate(label: str, function: Callable[..., Tensor], up: Tensor) -> _Candidate:
-        arguments = (inputs.x, up, inputs.down, inputs.index, inputs.weight)
-        leaves = (inputs.x, up, inputs.down, inputs.weight)
-
-        def step() -> None:
-            torch.autograd.grad(function(*arguments), leaves, inputs.dy)
-
-        return _Candidate(label, step, _bytes(*arguments, inputs.dy))
+    def candidate(function: Callable[..., Tensor], up: Tensor) -> _Candidate:
+        weights = (up, inputs.down, inputs.weight)
+        return _Candidate(function, inputs, weights, (up, inputs.down, inputs.index, inputs.weight))
 
     if name == "sonic":  # on its own weight layout, with its default tiling: it would tune for minutes at each shape
         module.few_configs()
-        label = "sonic, default tiling"
         up = module.native(inputs.up.detach()).requires_grad_()
-        yield label, lambda: candidate(label, module.routed_experts_native, up)
+        yield "sonic, default tiling", lambda: candidate(module.routed_experts_native, up)
         return
-    yield name, lambda: candidate(name, module.routed_experts, inputs.up)
+    yield name, lambda: candidate(module.routed_experts, inputs.up)
     if name == "grouped":
         compiled = torch.compile(module.routed_experts, fullgraph=True, dynamic=False)
-        yield "grouped, compiled", lambda: candidate("grouped, compiled", compiled, inputs.up)
+        yield "grouped, compiled", lambda: candidate(compiled, inputs.up)
 
 
 def _layer_candidates(case: Case, inputs: _Inputs, name: str) -> Iterator[tuple[str, Callable[[], _Candidate]]]:
     """The same for whole layers: ours with the kernel of that name, as it is and compiled; or SonicMoE's own."""
-
-    def candidate(label: str, function: Callable[[Tensor], Tensor], *weights: Tensor) -> _Candidate:
-        leaves = (inputs.x, *weights)
-
-        def step() -> None:
-            torch.autograd.grad(function(inputs.x), leaves, inputs.dy)
-
-        note = sonic_tune.chosen if name == "sonic" else lambda: None
-        return _Candidate(label, step, _bytes(*leaves, inputs.dy), note)
-
     if name == "sonic":
-        module, label = kernel_module(name), "sonic, tuned"
+        module = kernel_module(name)
 
         def peer() -> _Candidate:
             sonic_tune.all_tilings()
             up = module.native(inputs.up.detach()).requires_grad_()
             weights = (inputs.router, up, inputs.down)
-            return candidate(label, lambda x: module.layer(x, *weights, case.active), *weights)
+            forward = partial(module.layer, active=case.active)
+            return _Candidate(forward, inputs, weights, weights, sonic_tune.chosen)
 
-        yield label, peer
+        yield "sonic, tuned", peer
         return
     spec = FeedForwardSpec.moe(case.experts, case.active, case.expert_width)
     layer = FeedForward(spec, case.width, kernel=name, device="meta", dtype=case.dtype)
     weights = {"router": inputs.router, "expert_up": inputs.up, "expert_down": inputs.down}
     layer.load_state_dict({key: weight.detach() for key, weight in weights.items()}, assign=True)
-    yield name, lambda: candidate(name, layer, *layer.parameters())
+    yield name, lambda: _Candidate(layer, inputs, tuple(layer.parameters()))
     compiled = torch.compile(layer, dynamic=False)
-    yield f"{name}, compiled", lambda: candidate(f"{name}, compiled", compiled, *layer.parameters())
+    yield f"{name}, compiled", lambda: _Candidate(compiled, inputs, tuple(layer.parameters()))
 
 
 def _compile_peer(todo: Sequence[Case], device: torch.device, seconds: float) -> None:
@@ -280,20 +276,14 @@ def _compile_peer(todo: Sequence[Case], device: torch.device, seconds: float) ->
 
 
 def _dense_candidate(
-    case: Case, inputs: _Inputs, name: str, blocks: dict[tuple[object, ...], Callable[..., Tensor]]
+    case: Case, inputs: _Inputs, name: str, blocks: dict[tuple[object, ...], torch.nn.Module]
 ) -> _Candidate:
     spec = FeedForwardSpec.dense(case.active_width)
     key = (name, spec, case.width, case.tokens, case.dtype)
     if key not in blocks:  # the dense block is the same at many shapes: compile it once
         layer = FeedForward(spec, case.width, device=inputs.x.device, dtype=case.dtype)
         blocks[key] = torch.compile(layer, dynamic=False) if name == DENSE_COMPILED else layer
-    forward = blocks[key]
-    leaves = (inputs.x, *forward.parameters())  # type: ignore[attr-defined]
-
-    def step() -> None:
-        torch.autograd.grad(forward(inputs.x), leaves, inputs.dy)
-
-    return _Candidate(name, step, _bytes(*leaves, inputs.dy))
+    return _Candidate(blocks[key], inputs, tuple(blocks[key].parameters()))
 
 
 def _run_case(
@@ -302,7 +292,7 @@ def _run_case(
     repeats: int,
     kernels: Sequence[str],
     forced: bool,
-    blocks: dict[tuple[object, ...], Callable[..., Tensor]],
+    blocks: dict[tuple[object, ...], torch.nn.Module],
     profiled: bool,
 ) -> list[BenchRow]:
     shape = (*case.shape, str(case.dtype).removeprefix("torch."))
@@ -322,32 +312,29 @@ def _run_case(
             continue
         makers += _layer_candidates(case, inputs, name) if case.whole_layer else _candidates(inputs, name)
 
-    ready: list[tuple[_Candidate, float | None]] = []
+    ready: dict[str, tuple[_Candidate, float | None]] = {}
     for label, maker in makers:
         try:
             candidate = maker()
-            ready.append((candidate, _warm_up(candidate, device)))
+            ready[label] = candidate, _warm_up(candidate, device)
         except Exception as problem:
             rows.append(BenchRow(case.figure, label, *shape, error=_short(problem)))
             _free()
-    times: dict[str, list[float]] = {candidate.name: [] for candidate, _ in ready}
+    times: dict[str, list[float]] = {label: [] for label in ready}
     failed: dict[str, str] = {}
     for _ in range(repeats):
-        for candidate, _ in ready:
-            if candidate.name in failed:
-                continue
+        for label in [label for label in ready if label not in failed]:
             try:
-                times[candidate.name].append(_milliseconds(candidate.step, device))
+                times[label].append(_milliseconds(ready[label][0].step, device))
             except Exception as problem:
-                failed[candidate.name] = _short(problem)
-    for candidate, peak in ready:
-        if candidate.name in failed:
-            rows.append(BenchRow(case.figure, candidate.name, *shape, error=failed[candidate.name]))
+                failed[label] = _short(problem)
+    for label, (candidate, peak) in ready.items():
+        if label in failed:
+            rows.append(BenchRow(case.figure, label, *shape, error=failed[label]))
             continue
-        taken = times[candidate.name]
-        summary = (statistics.median(taken), min(taken), max(taken))
-        profile = _profile(candidate.step, device) if profiled else None
-        row = BenchRow(case.figure, candidate.name, *shape, *summary, peak, note=candidate.note(), kernels=profile)
+        summary = (statistics.median(times[label]), min(times[label]), max(times[label]))
+        profile = kernel_times(candidate.step, device) if profiled else None
+        row = BenchRow(case.figure, label, *shape, *summary, peak, note=candidate.note(), kernels=profile)
         rows.append(row)
     return rows
 
@@ -383,24 +370,12 @@ def _milliseconds(step: Callable[[], None], device: torch.device) -> float:
     return begin.elapsed_time(end)
 
 
-def _profile(step: Callable[[], None], device: torch.device) -> dict[str, float]:
-    profiler = Profiler(device)
-    profiler.start()
-    for _ in range(STEPS):
-        step()
-    return profiler.stop()
-
-
 @contextmanager
 def _many_compilations() -> Iterator[None]:
     """One compiled graph per shape, however many shapes."""
     with torch._dynamo.config.patch(recompile_limit=256, accumulated_recompile_limit=1024):
         yield
     torch.compiler.reset()
-
-
-def _bytes(*tensors: Tensor) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _free() -> None:

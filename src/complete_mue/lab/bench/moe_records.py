@@ -7,7 +7,6 @@ even where the machine's speed drifts.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,10 @@ from rich.table import Table
 
 from complete_mue.chart import Dot, Drawn, Panel, Picture, linear_axis, log_axis
 from complete_mue.chart_svg import write_svg
-from complete_mue.errors import FileError, KernelError, ShapeError, nearest
-from complete_mue.storage import write_json
+from complete_mue.errors import KernelError, ShapeError, one_of
+from complete_mue.lab.records import decode
+from complete_mue.lab.report.tables import number
+from complete_mue.storage import json_object, read_bytes, write_json
 from complete_mue.tabular import terminal_table
 
 DENSE = "dense"
@@ -42,8 +43,7 @@ _AXIS_LABEL = {"experts": "experts E", "active": "active experts k", "expert_wid
 def check_names(figures: Sequence[str], device: str | None) -> None:
     """Refuse names that no machine knows."""
     for figure in figures:
-        if figure not in FIGURES:
-            raise ShapeError(f"figure {figure!r}{nearest(figure, FIGURES)}: figures are {', '.join(FIGURES)}")
+        one_of("figure", figure, FIGURES, ShapeError)
     if device is not None and device.split(":")[0] not in ("cpu", "cuda"):
         raise KernelError(f"device {device!r}: give 'cuda' or 'cpu'")
 
@@ -105,14 +105,8 @@ class BenchResult:
         """The result in ``path``, or in ``path/moe.json`` for a directory."""
         path = Path(path)
         path = path / "moe.json" if path.is_dir() else path
-        try:
-            data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            rows = tuple(BenchRow(**row) for row in data["rows"])
-            return cls(rows, dict(data["machine"]), int(data["repeats"]))
-        except OSError as problem:
-            raise FileError(f"{path}: {problem.strerror}; give a file that `mue bench moe` wrote") from None
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
-            raise FileError(f"{path} is no result of `mue bench moe` ({problem}); run the benchmark again") from None
+        content, again = read_bytes(path, "give a file that `mue bench moe` wrote"), "run the benchmark again"
+        return decode(cls, json_object(content, str(path), "result of `mue bench moe`", again), path, again)
 
     # -- reading them -------------------------------------------------------------------------------------
 
@@ -121,15 +115,10 @@ class BenchResult:
         """Figures with rows, in the order they ran."""
         return tuple(dict.fromkeys(row.figure for row in self.rows))
 
-    def beside(self, row: BenchRow, kernel: str) -> BenchRow | None:
-        """The row of ``kernel`` at the same shape, if it has a time."""
-        same = (r for r in self.rows if r.kernel == kernel and r.shape == row.shape and r.ms is not None)
-        return next(same, None)
-
     def ratio(self, row: BenchRow, to: str = DENSE_COMPILED) -> float | None:
         """Time of ``row`` over that of kernel ``to`` at the same shape; None where either has no time."""
-        other = self.beside(row, to)
-        return None if other is None or row.ms is None or other.ms is None else row.ms / other.ms
+        other = next((r.ms for r in self.rows if r.kernel == to and r.shape == row.shape and r.ms is not None), None)
+        return None if other is None or row.ms is None else row.ms / other
 
     def table(self) -> Group:
         """A table per figure: time, ratio to the compiled dense block, speed-up over ``reference`` where that ran."""
@@ -149,13 +138,10 @@ class BenchResult:
                 table.add_section()
             previous = row.shape
             shape = [str(row.experts), str(row.active), str(row.expert_width)] if first else [""] * 3
-            if row.error is not None:
-                table.add_row(*shape, row.kernel, "–", "–", *(["–"] if with_reference else []), row.error)
-                continue
             slower = self.ratio(row, REFERENCE)
-            cells = [_number(row.ms, ".2f"), _number(self.ratio(row), ".2f")]
-            cells += [_number(1 / slower if slower else None, ".2f")] if with_reference else []
-            table.add_row(*shape, row.kernel, *cells, _number(row.peak_gib, ".1f"))
+            cells = [number(row.ms, ".2f"), number(self.ratio(row), ".2f")]
+            cells += [number(1 / slower if slower else None, ".2f")] if with_reference else []
+            table.add_row(*shape, row.kernel, *cells, row.error or number(row.peak_gib, ".1f"))
         return table
 
     def plot(self, path: str | Path) -> Path:
@@ -178,7 +164,3 @@ class BenchResult:
         ]
         x = log_axis(_AXIS_LABEL[axis], [getattr(row, axis) for row in rows], "{:g}".format)
         return Panel(says or figure, x, tuple(line for line in lines if line.dots))
-
-
-def _number(value: float | None, form: str) -> str:
-    return "–" if value is None else format(value, form)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from rich.table import Table
@@ -28,7 +28,7 @@ class Profiler:
         self._wait()
         self._profile.start()
 
-    def stop(self, steps: int = STEPS) -> dict[str, float]:
+    def stop(self, steps: int) -> dict[str, float]:
         """Milliseconds per step by kernel, the longest first."""
         self._wait()
         self._profile.stop()
@@ -40,12 +40,21 @@ class Profiler:
             torch.cuda.synchronize(self._device)
 
 
+def kernel_times(step: Callable[[], object], device: torch.device) -> dict[str, float]:
+    """Milliseconds by kernel of a few steps."""
+    profiler = Profiler(device)
+    profiler.start()
+    for _ in range(STEPS):
+        step()
+    return profiler.stop(STEPS)
+
+
 def kernel_table(title: str, kernels: dict[str, float]) -> Table:
     """The longest kernels, and all others together."""
     table, total = terminal_table(("kernel", "ms / step", "share"), ("kernel",), title), sum(kernels.values())
     names = list(kernels)
     rest = sum(kernels[name] for name in names[_SHOWN:])
-    rows: list[tuple[Any, float]] = [(name, kernels[name]) for name in names[:_SHOWN]]
+    rows = [(name, kernels[name]) for name in names[:_SHOWN]]
     rows += [(f"{len(names) - _SHOWN} others", rest)] if rest else []
     for name, ms in rows:
         table.add_row(name if len(name) <= _LETTERS else f"{name[: _LETTERS - 1]}…", f"{ms:.2f}", f"{ms / total:.1%}")

@@ -22,6 +22,7 @@ from rich.table import Table
 from complete_mue.lab.bench.machine import machine
 from complete_mue.lab.bench.profiler import Profiler
 from complete_mue.lab.recipes import recipe
+from complete_mue.lab.report.tables import number
 from complete_mue.lab.sweep.fused import train_fused
 from complete_mue.lab.train.config import RunConfig, override
 from complete_mue.lab.train.trainer import pick_device
@@ -84,11 +85,9 @@ class SweepBench:
         title = f"K runs in one program · {', '.join(self.machine.values())}"
         table = terminal_table(headings, ("layout", "step"), title)
         for row in self.rows:
-            speedup, peak = self.speedup(row), row.peak_gib
             table.add_row(
                 row.layout, "recorded" if row.recorded else "plain", str(row.replicas), f"{row.ms_per_step:.1f}",
-                f"{row.tokens_per_second:,.0f}",
-                "–" if speedup is None else f"{speedup:.2f}", "–" if peak is None else f"{peak:.1f}",
+                f"{row.tokens_per_second:,.0f}", number(self.speedup(row), ".2f"), number(row.peak_gib, ".1f"),
             )  # fmt: skip
         return table
 
@@ -115,8 +114,8 @@ def run(
         base, *changes = _ON_GPU if place.type == "cuda" else _ON_CPU
         config = override(recipe(f"{base}:{layout}"), *changes, *overrides, f"device={place.type}")
         for recorded in (False, True) if place.type == "cuda" else (False,):
-            for number in replicas:
-                rows.append(_time(config, layout, count("replicas", number), place, intervals, recorded, profiled))
+            for runs in replicas:
+                rows.append(_time(config, layout, count("replicas", runs), place, intervals, recorded, profiled))
                 each(SweepBench(tuple(rows), where))
     return SweepBench(tuple(rows), where)
 

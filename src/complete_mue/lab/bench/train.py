@@ -8,6 +8,7 @@ second, model FLOPs utilisation and peak memory; nothing is written but the reco
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
 import tempfile
 import time
@@ -22,9 +23,10 @@ from rich.table import Table
 
 from complete_mue.errors import RunError
 from complete_mue.lab.bench.machine import machine
-from complete_mue.lab.bench.profiler import STEPS, Profiler
+from complete_mue.lab.bench.profiler import STEPS, kernel_times
 from complete_mue.lab.recipes import recipe as named
-from complete_mue.lab.train.config import RunConfig, TextTask, override
+from complete_mue.lab.report.tables import number
+from complete_mue.lab.train.config import RunConfig, override
 from complete_mue.lab.train.flops import Meter
 from complete_mue.lab.train.loop import train
 from complete_mue.lab.train.task import build
@@ -35,6 +37,7 @@ from complete_mue.storage import write_json
 from complete_mue.tabular import terminal_table
 
 TRAINER, MINIMAL = "trainer", "minimal loop"
+_COMPARED = "lm_tiny"  # a small model, on CPU: there the trainer's own cost shows most
 _WARM_UP_TURNS = 2
 
 
@@ -103,9 +106,8 @@ class TrainBench:
         for row in self.rows:
             table.add_row(
                 row.what, f"{row.tokens_per_step:,}", *(f"{t:.1f}" for t in (row.ms_per_step, row.fastest_ms)),
-                f"{row.slowest_ms:.1f}", f"{row.tokens_per_second:,.0f}",
-                "–" if row.mfu is None else f"{row.mfu:.1%}",
-                "–" if row.reserved_gib is None else f"{row.reserved_gib:.1f}",
+                f"{row.slowest_ms:.1f}", f"{row.tokens_per_second:,.0f}", number(row.mfu, ".1%"),
+                number(row.reserved_gib, ".1f"),
             )  # fmt: skip
         return table
 
@@ -113,17 +115,13 @@ class TrainBench:
 # -- the trainer against a minimal loop ---------------------------------------------------------------------------
 
 
-def compare(
-    recipe: str = "lm_tiny", overrides: Sequence[str] = (), *, turns: int = 12, device: str = "cpu"
-) -> TrainBench:
+def compare(overrides: Sequence[str] = (), *, turns: int = 12) -> TrainBench:
     """Time both loops in turns of ``log_every`` steps, so that a machine's drift meets both; the median of the turns.
 
     The trainer works as in ``mue train``: it logs at every turn and checkpoints as its config says.
     """
     count("turns", turns)
-    config = override(named(recipe), *overrides, f"device={device}")
-    if not isinstance(config.task, TextTask):
-        raise RunError(f"recipe {recipe!r}: the minimal loop is one of language models; give lm_tiny or another lm_…")
+    config = override(named(_COMPARED), *overrides, "device=cpu")
     length = config.log_every
     steps = length * (turns + _WARM_UP_TURNS) + 1
     config = override(config, f"budget.steps={steps}", "betas=hold")
@@ -148,19 +146,18 @@ def compare(
         train(config, Path(folder) / "run", report=turn)
     tokens = config.budget.batch_tokens
     rows = tuple(TrainBenchRow.of(what, tokens, taken[_WARM_UP_TURNS:]) for what, taken in spans.items())
-    where = machine(pick_device(device))
-    return TrainBench(rows, where, recipe, tuple(overrides), turns * length, _parameters(config, model), losses[-1])
+    where = machine(torch.device("cpu"))
+    return TrainBench(rows, where, _COMPARED, tuple(overrides), turns * length, _parameters(config, model), losses[-1])
 
 
 def _minimal_loop(config: RunConfig) -> tuple[Callable[[int], None], torch.nn.Module]:
     """What one would write by hand for the same model and batches: AdamW, no clipping, no metrics, no checkpoints."""
-    task, device = build(config), pick_device(config.device)
-    model = task.model.to(device)
+    task = build(config)
+    model = task.model
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.plan.hyper.lr)
 
     def step(number: int) -> None:
         (tokens,) = task.batch(number)
-        tokens = tokens.to(device)
         logits = model(tokens[:, :-1])
         loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
         optimizer.zero_grad()
@@ -207,13 +204,14 @@ def measure(
                 report(f"step {number + 1}/{total}  loss {loss:.4f}")
         if on_gpu:
             torch.cuda.synchronize(place)
-        kernels = _kernels(trainer, total, place) if profiled else None
+        further = itertools.count(total)
+        kernels = kernel_times(lambda: trainer.step(next(further)), place) if profiled else None
     except torch.OutOfMemoryError as problem:
         raise RunError(
             f"{recipe} does not fit on this device ({str(problem).splitlines()[0]}); take smaller micro-batches "
             f"(accumulate above {config.accumulate}) or keep fewer activations (recompute, up to {config.shape.depth})"
         ) from None
-    spans = [_seconds(one, two) for one, two in zip(ticks[warm_up:], ticks[warm_up + 1 :], strict=False)]
+    spans = [_seconds(one, two) for one, two in itertools.pairwise(ticks[warm_up:])]
     memory: dict[str, float] = {}
     if on_gpu:
         memory["peak_gib"] = torch.cuda.max_memory_allocated(place) / 2**30
@@ -223,14 +221,6 @@ def measure(
     row = TrainBenchRow.of(TRAINER, tokens, spans, mfu=mfu, kernels=kernels, **memory)
     counted = _parameters(config, trainer.model)
     return TrainBench((row,), machine(place), recipe, tuple(overrides), steps, counted, loss)
-
-
-def _kernels(trainer: Trainer, first: int, device: torch.device) -> dict[str, float]:
-    profiler = Profiler(device)
-    profiler.start()
-    for number in range(first, first + STEPS):
-        trainer.step(number)
-    return profiler.stop()
 
 
 def _tick(device: torch.device) -> Any:

@@ -24,10 +24,6 @@ Checksum = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 class RecordError(FileError):
     """A file of ours that does not say what it must. ``field`` leads to the fault: ``targets[0].x``."""
 
-    def __init__(self, problem: str, field: str = "") -> None:
-        super().__init__(problem)
-        self.field = field
-
 
 def decode(kind: type[T], data: Any, file: str | Path, remedy: str) -> T:
     """``data`` of ``file`` as a ``kind``, whose annotations and ``__post_init__`` say what is allowed."""
@@ -37,7 +33,7 @@ def decode(kind: type[T], data: Any, file: str | Path, remedy: str) -> T:
         said, _, path = str(problem).partition(" - at `$")
         field = path.removeprefix(".").removesuffix("`")
         where = f"{field}{_given(data, field)}: " if field else ""
-        raise RecordError(f"{file}: {where}{said}; {remedy}", field) from None
+        raise RecordError(f"{file}: {where}{said}; {remedy}", field=field) from None
 
 
 def refuse_other_format(data: Mapping[str, Any], header: Mapping[str, Any], file: str | Path, remedy: str) -> None:
@@ -45,7 +41,7 @@ def refuse_other_format(data: Mapping[str, Any], header: Mapping[str, Any], file
     for key, value in header.items():
         if data.get(key) != value:
             given = reprlib.repr(data.get(key))
-            raise RecordError(f"{file}: {key} is {given}, this version reads {value!r}; {remedy}", key)
+            raise RecordError(f"{file}: {key} is {given}, this version reads {value!r}; {remedy}", field=key)
 
 
 def _given(data: Any, field: str) -> str:

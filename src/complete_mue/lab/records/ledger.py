@@ -12,7 +12,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from complete_mue.lab.records.schema import FORMAT, Outcome
@@ -66,21 +66,16 @@ class Ledger:
     @contextmanager
     def claim(self, points: Iterable[str], *, retry_failed: bool = False) -> Iterator[list[str]]:
         """Claim what nobody else works on and nobody has finished; the claims end with the block, or the process."""
-        held: dict[str, int] = {}
-        try:
+        held: list[str] = []
+        with ExitStack() as handles:
             for point in points:
                 handle = open_lock(self._claims / point)
-                try:
+                handles.callback(os.close, handle)
+                with suppress(BlockingIOError):
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    os.close(handle)
-                    continue
-                held[point] = handle
+                    held.append(point)
             # Read after claiming: another process that held a point may have entered it.
             yield self.open_points(held, retry_failed=retry_failed)
-        finally:
-            for handle in held.values():
-                os.close(handle)
 
     def _path(self, point: str) -> Path:
         return self._records / f"{point}.json"

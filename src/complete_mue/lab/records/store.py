@@ -95,7 +95,7 @@ def outcome_of(record: Mapping[str, Any], id_: str, file: str | Path, remedy: st
     """The outcome in a record, which must be that of point ``id_``."""
     refuse_other_format(record, {"format": FORMAT}, file, remedy)
     if record.get("id") != id_:
-        raise RecordError(f"{file}: id is {record.get('id')!r:.80}, not {id_!r}; {remedy}", "id")
+        raise RecordError(f"{file}: id is {record.get('id')!r:.80}, not {id_!r}; {remedy}", field="id")
     return decode(Outcome, without_gaps(record), file, remedy)
 
 
@@ -150,6 +150,6 @@ def _unpacked(path: Path) -> StoredSweep:
         id_ = record.get("id")
         if not isinstance(id_, str) or id_ in lines:
             wrong = "which an earlier line holds" if isinstance(id_, str) else "not a text"
-            raise RecordError(f"{path}: line {number}: id is {id_!r:.80}, {wrong}; {_REPACK}", "id")
+            raise RecordError(f"{path}: line {number}: id is {id_!r:.80}, {wrong}; {_REPACK}", field="id")
         lines[id_] = number, record
     return StoredSweep(path, _plan_of(raw, path, _REPACK), raw, lines)

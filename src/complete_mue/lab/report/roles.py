@@ -31,7 +31,7 @@ def judged(curve: Curve, unit: str) -> Curve:
     if curve.optimum is not None and curve.optimum.open is None:
         drift = math.log2(curve.optimum.value / curve.transferred)
         curve = dataclasses.replace(curve, drift=drift, drift_error=curve.optimum_error)
-    return dataclasses.replace(curve, **vars(judge(curve, unit, None)))
+    return judge(curve, unit, None)
 
 
 def changes(curve: Curve) -> list[tuple[float, float, float | None]]:

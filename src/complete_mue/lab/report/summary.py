@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from complete_mue.lab.records import Outcome, PlannedPoint, PlannedTarget, StoredSweep, read_sweep
 from complete_mue.lab.records.schema import HYPERS
@@ -96,10 +99,10 @@ class Summary:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able: NaN becomes null."""
-        data = dataclasses.asdict(self)
+        data: dict[str, Any] = json.loads(msgspec.json.encode(dataclasses.asdict(self)))
         if not self.probe:
             del data["powers"]
-        return {key: _plain(value) for key, value in data.items()}
+        return data
 
     def target(self, name: str) -> PlannedTarget:
         """The target of that name."""
@@ -158,10 +161,8 @@ def _powers(sweep: StoredSweep, scans: Sequence[Scan]) -> tuple[Power, ...]:
 
 
 def _single_valued(sweep: StoredSweep) -> bool:
-    values: dict[tuple[str, str, str], set[float]] = {}
-    for point in sweep.plan.points:
-        values.setdefault((point.hyper, point.rules, point.target), set()).add(point.value)
-    return all(len(found) == 1 for found in values.values())
+    values = {(point.hyper, point.rules, point.target, point.value) for point in sweep.plan.points}
+    return len(values) == len({of_curve[:3] for of_curve in values})
 
 
 def _progress(sweep: StoredSweep) -> Progress:
@@ -251,8 +252,7 @@ def _judged(curve: Curve, reference: Curve | None, unit: str) -> Curve:
         drift = ours.log2 - theirs.log2
         if curve.optimum_error is not None and reference is not None and reference.optimum_error is not None:
             error = math.hypot(curve.optimum_error, reference.optimum_error)
-    curve = dataclasses.replace(curve, drift=drift, drift_error=error)
-    return dataclasses.replace(curve, **vars(judge(curve, unit, reference)))
+    return judge(dataclasses.replace(curve, drift=drift, drift_error=error), unit, reference)
 
 
 def _transferred_runs(sweep: StoredSweep, scaling: bool) -> tuple[TransferredRun, ...]:
@@ -281,7 +281,7 @@ def _transferred_run(rules: str, target: str, outcomes: Sequence[Outcome]) -> Tr
     loads = [outcome.load_variation for outcome in finished if outcome.load_variation is not None]
     shown = finished or [outcome for outcome in outcomes if outcome.status == "diverged"]
     first = [outcome.first for outcome in shown if outcome.first]
-    ends, curve = _mean_curve(finished)
+    ends, curve = _mean_curve(outcomes)
     return TransferredRun(
         rules=rules,
         target=target,
@@ -301,8 +301,10 @@ def _mean(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
 
 
 def _mean_curve(outcomes: Sequence[Outcome]) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    ends = outcomes[0].curve.step if outcomes else ()
-    return ends, _mean([outcome.curve.loss for outcome in outcomes if outcome.curve.step == ends])
+    """Of those that finished."""
+    curves = [outcome.curve for outcome in outcomes if outcome.status == "finished"]
+    ends = curves[0].step if curves else ()
+    return ends, _mean([curve.loss for curve in curves if curve.step == ends])
 
 
 def _with_speedup(
@@ -315,9 +317,7 @@ def _with_speedup(
         return run
 
     def speedup(a: Sequence[Outcome], b: Sequence[Outcome]) -> Speedup:
-        (ends_a, losses_a), (ends_b, losses_b) = (
-            _mean_curve([outcome for outcome in found if outcome.status == "finished"]) for found in (a, b)
-        )
+        (ends_a, losses_a), (ends_b, losses_b) = _mean_curve(a), _mean_curve(b)
         stable = models[0].stable, models[1].stable
         return speedup_curves(bin_middles(ends_a), losses_a, bin_middles(ends_b), losses_b, stable)
 
@@ -342,11 +342,3 @@ def _by_size(sweep: StoredSweep, runs: Sequence[TransferredRun], size: str) -> d
             sized.append(Sized(target.name, target.active, target.total, run.loss, error, run.diverged))
         rows[name] = sorted(sized, key=lambda row: getattr(row, size))
     return rows
-
-
-def _plain(data: Any) -> Any:
-    if isinstance(data, dict):
-        return {str(key): _plain(value) for key, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [_plain(value) for value in data]
-    return None if isinstance(data, float) and not math.isfinite(data) else data

@@ -123,10 +123,7 @@ def _wall(curve: Curve) -> str:
 
 
 def _basin(curve: Curve) -> str:
-    if curve.optimum is None:
-        return "–"
-    basin = curve.optimum.basin
-    return f"{'… ' * basin.low_open}{basin.low:.3g} – {basin.high:.3g}{' …' * basin.high_open}"
+    return str(curve.optimum.basin).replace(" to ", " – ") if curve.optimum else "–"
 
 
 def _bound(curve: Curve) -> str:

@@ -38,47 +38,35 @@ class Line:
         return {"good": "✓", "bad": "✗", "open": "○", "note": "·"}[self.kind]
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """How one target did: ``says`` is the whole reason, ``why`` the same less the drift and the regret, for places
-    where these stand beside it."""
-
-    status: str
-    says: str
-    why: str
-
-
-def _reason(status: str, text: str) -> Verdict:
-    return Verdict(status, text, text)
-
-
-def judge(curve: Curve, unit: str, reference: Curve | None) -> Verdict:
-    """The verdict on one target under one rule set."""
+def judge(curve: Curve, unit: str, reference: Curve | None) -> Curve:
+    """The curve with the verdict on its target under its rule set."""
     if curve.optimum is None:
-        diverged = any(point.diverged for point in curve.points)
-        return _reason("missed", "diverges at every value") if diverged else _reason("unfinished", "no result yet")
+        if any(point.diverged for point in curve.points):
+            return _with(curve, "missed", "diverges at every value")
+        return _with(curve, "unfinished", "no result yet")
     if curve.transferred_diverged:
-        return _reason("missed", "diverges at the transferred value")
+        return _with(curve, "missed", "diverges at the transferred value")
     if curve.gaps:
-        return _reason("unfinished", f"runs are missing at {_values(curve.gaps)}")
+        return _with(curve, "unfinished", f"runs are missing at {_values(curve.gaps)}")
     if not curve.scanned:
-        return _reason("open", "one value alone; give --octaves to scan around it")
+        return _with(curve, "open", "one value alone; give --octaves to scan around it")
     if curve.regret is None:
-        return _reason("unfinished", "no result at the transferred value")
+        return _with(curve, "unfinished", "no result at the transferred value")
     regret, error = curve.regret, curve.regret_error or 0.0
     if curve.optimum.open:
         edge = f"the {curve.optimum.open} edge of the grid"
         if regret - _CLEAR * error > REGRET_GOAL:
-            return _reason("missed", f"regret at least {regret:.3f} {unit}; the optimum lies at {edge}")
-        return _reason("open", f"optimum at {edge}: scan wider")
+            return _with(curve, "missed", f"regret at least {regret:.3f} {unit}; the optimum lies at {edge}")
+        return _with(curve, "open", f"optimum at {edge}: scan wider")
     if reference is not None and reference.gaps:
-        return _reason("unfinished", f"runs of {reference.target} are missing, so the drift is not known")
+        return _with(curve, "unfinished", f"runs of {reference.target} are missing, so the drift is not known")
     if curve.drift is None:
-        return _reason("unclear", "the reference's optimum is not known, so neither is the drift")
-    return _weigh(curve.drift, curve.drift_error, regret, curve.regret_error, unit)
+        return _with(curve, "unclear", "the reference's optimum is not known, so neither is the drift")
+    return _weighed(curve, curve.drift, regret, unit)
 
 
-def _weigh(drift: float, drift_error: float | None, regret: float, regret_error: float | None, unit: str) -> Verdict:
+def _weighed(curve: Curve, drift: float, regret: float, unit: str) -> Curve:
+    drift_error, regret_error = curve.drift_error, curve.regret_error
     drift_off, regret_off = abs(drift) > DRIFT_GOAL, regret > REGRET_GOAL
     numbers = f"drift {drift:+.2f} octaves, regret {regret:.3f} {unit}"
     clear = (drift_off and abs(drift) - _CLEAR * (drift_error or 0.0) > DRIFT_GOAL) or (
@@ -86,19 +74,24 @@ def _weigh(drift: float, drift_error: float | None, regret: float, regret_error:
     )
     if clear:
         why = "the basin is wide, so it costs little" if not regret_off else ""
-        return Verdict("missed", f"{numbers}; {why}" if why else numbers, why)
+        return _with(curve, "missed", f"{numbers}; {why}" if why else numbers, why)
     wide_drift = drift_error is not None and drift_error > DRIFT_GOAL
     wide_regret = regret_error is not None and regret_error > REGRET_GOAL
     if not (drift_off or regret_off or wide_drift or wide_regret):
-        return Verdict("held", numbers, "")
+        return _with(curve, "held", numbers, "")
     most = math.inf if regret_error is None else regret + _CLEAR * regret_error
     if most <= REGRET_GOAL:
         most = math.ceil(most * 1000) / 1000
-        return _reason("flat", f"costs at most {most:.3f} {unit}; the optimum is not known to half an octave")
+        return _with(curve, "flat", f"costs at most {most:.3f} {unit}; the optimum is not known to half an octave")
     noise = [f"±{drift_error:.2f} octaves"] if drift_error is not None and (drift_off or wide_drift) else []
     noise += [f"±{regret_error:.3f} {unit}"] if regret_error is not None and (regret_off or wide_regret) else []
     why = f"with noise of {' and '.join(noise)} the budget is too small to tell"
-    return Verdict("unclear", f"{numbers}; {why}", why)
+    return _with(curve, "unclear", f"{numbers}; {why}", why)
+
+
+def _with(curve: Curve, status: str, says: str, why: str | None = None) -> Curve:
+    """``says`` is the whole reason, ``why`` the same less the drift and the regret, if they are in it."""
+    return dataclasses.replace(curve, status=status, says=says, why=says if why is None else why)
 
 
 def _values(values: Sequence[float]) -> str:
@@ -258,11 +251,8 @@ def gain_lines(main: str, both: Sequence[tuple[Curve | None, Curve]], rules: str
         f"{target} {statistics.fmean(costs):+.4f} ± {statistics.stdev(costs) / math.sqrt(len(costs)):.4f}"
         for target, costs in found
     ]
-    return (
-        [Line("note", f"{with_unit(f'Loss by {rules} minus that by {main}', unit)}: {', '.join(each)}.")]
-        if each
-        else []
-    )
+    text = with_unit(f"Loss by {rules} minus that by {main}", unit)
+    return [Line("note", f"{text}: {', '.join(each)}.")] if each else []
 
 
 def _costs(ours: Curve, theirs: Curve) -> list[float]:

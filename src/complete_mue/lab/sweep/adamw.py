@@ -60,15 +60,11 @@ class ReplicaAdamW:
         replica = torch.arange(replicas, device=betas.device)
         self.replica = spread([replica for _ in given]).squeeze(-1)
         self._rows = [size // row * replicas for size in sizes]  # of each parameter, replica after replica
-        self.weights = self._buffer(list(parameters.values()), row)
+        self.weights = torch.cat([parameter.detach().flatten() for parameter in parameters.values()]).view(-1, row)
         self.grads, self.first, self.second = (torch.zeros_like(self.weights) for _ in range(3))
         self._views(list(parameters.values()))
         self._spread = torch.compile(_spread, dynamic=True) if compiled else _spread
         self._advance = torch.compile(_advance, dynamic=True) if compiled else _advance
-
-    @staticmethod
-    def _buffer(parameters: list[nn.Parameter], row: int) -> Tensor:
-        return torch.cat([parameter.detach().flatten() for parameter in parameters]).view(-1, row)
 
     def _views(self, parameters: list[nn.Parameter]) -> None:
         """Parameters and their gradients become views into the buffers."""

@@ -129,14 +129,13 @@ class Processes:
     def start(self, job: Job) -> None:
         """Give a worker the job."""
         worker = self._idle.pop() if self._idle else self._spawn()
-        worker.job = job.number
         try:
             worker.pipe.send(job)
         except OSError:  # it died while idle
             worker.process.join()
             worker = self._spawn()
-            worker.job = job.number
             worker.pipe.send(job)
+        worker.job = job.number
         self._busy[worker.pipe] = worker
 
     def events(self, timeout: float) -> list[Event]:

@@ -12,7 +12,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from complete_mue.errors import RunError, nearest
+from complete_mue.errors import RunError, one_of
 from complete_mue.lab.paper_figures import FIGURES, Model
 from complete_mue.lab.recipes import recipe
 from complete_mue.lab.records.schema import TASKS, Place
@@ -57,9 +57,8 @@ SEEDS = {"tiny": (0,), "small": (0, 1, 2), "medium": (0, 1), "paper": (0, 1)}
 
 def base_config(task: str, scale: str, reference: Reference | None = None, overrides: Sequence[str] = ()) -> RunConfig:
     """The dense reference's own run at a scale; a tuned ``reference`` brings its shape, budget and hyperparameters."""
-    for name, given, known in (("task", task, TASKS), ("scale", scale, SCALES)):
-        if given not in known:
-            raise RunError(f"{name} {given!r}{nearest(given, known)}: give one of {', '.join(known)}")
+    one_of("task", task, TASKS, RunError)
+    one_of("scale", scale, SCALES, RunError)
     name, *changes = _BASE[task, scale]
     config = override(recipe(name), *changes, *overrides)
     return from_reference(config, reference, overrides)
@@ -108,13 +107,7 @@ def figure(
     hypers: Sequence[str] | None = None,
 ) -> Sweep:
     """A named figure around ``base``, the dense reference."""
-    if name not in FIGURES:
-        raise RunError(
-            f"figure {name!r}{nearest(name, FIGURES)}: figures are {', '.join(FIGURES)}",
-            field="figure",
-            given=name,
-            allowed=tuple(FIGURES),
-        )
+    one_of("figure", name, FIGURES, RunError)
     given = FIGURES[name]
     span = 0 if given.fixed else _SPAN[scale] if span is None else span
     wanted = tuple(hypers or (given.hypers if scale != "tiny" else given.hypers[:1]))

@@ -25,6 +25,7 @@ from complete_mue.lab.models import DiffusionTransformer, LanguageModel
 from complete_mue.lab.models.residual_layer import LayerOptions
 from complete_mue.lab.nn.router import Routing
 from complete_mue.lab.sweep.adamw import ReplicaAdamW, ReplicaSettings
+from complete_mue.lab.sweep.grid import MAY_DIFFER, alike
 from complete_mue.lab.train.config import RunConfig
 from complete_mue.lab.train.cuda_graph import WARM_UP, Recorded
 from complete_mue.lab.train.schedule import last_window
@@ -70,13 +71,12 @@ def train_fused(
     tasks[0].check_holds(first.budget)
     model = _bare_model(first, tasks[0], len(configs)).to(device, dtype)
     optimizer = _prepare(model, configs)
-    losses_of = _losses(first, tasks[0], model)
     if first.compile:
         model.compile_parts()
     alive = torch.ones(len(configs), dtype=torch.bool, device=device)
 
     def advance(factor: Tensor, *batch: Tensor) -> tuple[Tensor, list[Routing]]:
-        loss, routings, loads = _backward(first, losses_of, batch, len(tasks) > 1)
+        loss, routings, loads = _backward(first, tasks[0], model, batch, len(tasks) > 1)
         alive.logical_and_(loss.isfinite())
         optimizer.step(factor, alive)
         balance(model, loads, first.balance_rate)
@@ -99,21 +99,16 @@ def train_fused(
     return _results(torch.stack(history), steps, routings), model
 
 
-_MAY_DIFFER = ("name", "reference", "seed", "rules", "betas")
-
-
 def _check_alike(configs: Sequence[RunConfig]) -> None:
     if not configs:
         raise RunError("no configs to train: give at least one")
-    for entry in dataclasses.fields(RunConfig):
-        values = {repr(getattr(config, entry.name)) for config in configs}
-        if entry.name not in _MAY_DIFFER and len(values) > 1:
+    common = alike(configs[0])
+    for name, value in (item for config in configs for item in alike(config).items()):
+        if value != common[name]:
             raise RunError(
-                f"configs differ in {entry.name!r}: only {', '.join(_MAY_DIFFER)} may differ among runs that are fused"
+                f"configs differ in {name!r}: only {', '.join(MAY_DIFFER)} may differ among runs that are fused, and "
+                "their references have one head_dim"
             )
-
-    if len({config.plan.attention_scale for config in configs}) > 1:
-        raise RunError("configs differ in their attention scale: give their references one head_dim")
 
 
 def _bare_model(config: RunConfig, task: Task, replicas: int) -> nn.Module:
@@ -158,22 +153,6 @@ def _prepare(model: nn.Module, configs: Sequence[RunConfig]) -> ReplicaAdamW:
     return ReplicaAdamW(parameters, settings, betas, max_norm=configs[0].clip, compiled=compiled)
 
 
-Losses = Callable[..., tuple[Tensor, Tensor, list[Routing]]]
-
-
-def _losses(config: RunConfig, task: Task, model: nn.Module) -> Losses:
-    """batch -> losses [K], what routers add to them [K], and where each routed layer sent its tokens."""
-
-    def losses_of(*batch: Tensor) -> tuple[Tensor, Tensor, list[Routing]]:
-        routings: list[Routing] = []
-        with torch.autocast(batch[0].device.type, torch.bfloat16, enabled=config.precision == "bfloat16"):
-            loss = task.loss(model, batch, routings)
-        extra = sum((routing.auxiliary_loss() for routing in routings), start=torch.zeros_like(loss))
-        return loss, extra, routings
-
-    return losses_of
-
-
 def _placed_batches(tasks: list[Task], whose: Tensor, steps: int, dtype: torch.dtype) -> Iterator[Batch]:
     """Every step's batch on the device: [rows, ...] where replicas share it, else [K, rows, ...].
 
@@ -206,17 +185,21 @@ def _made_ahead(tasks: list[Task], steps: int) -> Iterator[list[Batch]]:
 
 
 def _backward(
-    config: RunConfig, losses_of: Losses, batch: Batch, apart: bool
+    config: RunConfig, task: Task, model: nn.Module, batch: Batch, apart: bool
 ) -> tuple[Tensor, list[Routing], list[Tensor]]:
     """Gradients of all replicas over the micro-batches: losses [K], the last routings, and where loads matter, loads.
 
     Replicas share no weight, so the gradient of the sum keeps them apart.
     """
-    total = torch.zeros((), device=batch[0].device)
+    device = batch[0].device
+    total = torch.zeros((), device=device)
     routings: list[Routing] = []
     loads: list[Tensor] = []
     for part in zip(*(tensor.chunk(config.accumulate, dim=1 if apart else 0) for tensor in batch), strict=True):
-        loss, extra, routings = losses_of(*part)
+        routings = []
+        with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bfloat16"):
+            loss = task.loss(model, part, routings)
+        extra = sum((routing.auxiliary_loss() for routing in routings), start=torch.zeros_like(loss))
         ((loss + extra) / config.accumulate).sum().backward()
         total = total + loss.detach() / config.accumulate
         if config.balance_rate:

@@ -175,11 +175,19 @@ def _pinned_target(target: Target) -> Target:
     return dataclasses.replace(target, config=pinned(target.config))
 
 
+MAY_DIFFER = ("name", "reference", "seed", "rules", "betas")
+
+
+def alike(config: RunConfig) -> dict[str, str]:
+    """What runs that train in one program have in common, by name."""
+    names = [field.name for field in dataclasses.fields(config) if field.name not in MAY_DIFFER]
+    common = {name: repr(getattr(config, name)) for name in names}
+    return {**common, "attention_scale": repr(config.plan.attention_scale)}
+
+
 def fusible(points: Sequence[SweepPoint]) -> Iterator[tuple[SweepPoint, ...]]:
     """Points in groups that can train in one program: one shape, task, budget and attention scale each."""
-    groups: dict[tuple[object, ...], list[SweepPoint]] = {}
+    groups: dict[tuple[str, ...], list[SweepPoint]] = {}
     for point in points:
-        c = point.config
-        same = (c.task, c.shape, c.budget, c.warmup, c.clip, c.precision, c.compile, c.accumulate, c.qk_norm, c.router)
-        groups.setdefault((*same, c.balance_rate, c.plan.attention_scale), []).append(point)
+        groups.setdefault(tuple(alike(point.config).values()), []).append(point)
     return (tuple(group) for group in groups.values())

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from complete_mue.errors import RunError, nearest
+from complete_mue.errors import RunError, one_of
 from complete_mue.lab.data.manifest import Manifest
 from complete_mue.lab.sweep.executor import Executor, Here, Processes
 from complete_mue.lab.sweep.grid import Sweep, pinned_sweep
@@ -56,9 +56,7 @@ class Launch:
 
     def pick_executor(self, *, gpu: bool) -> Executor:
         """The executor of this name."""
-        if self.executor not in EXECUTORS:
-            near = nearest(self.executor, EXECUTORS)
-            raise RunError(f"executor {self.executor!r}{near}: give one of {', '.join(EXECUTORS)}")
+        one_of("executor", self.executor, EXECUTORS, RunError)
         if self.executor == "ray":
             return RayCluster(self.address, gpu=gpu)
         if self.address:

@@ -17,7 +17,7 @@ from complete_mue.lab.records.schema import Place
 from complete_mue.lab.report.curves import Curve, close
 from complete_mue.lab.report.estimator import Optimum, optimum_of
 from complete_mue.lab.report.summary import Summary
-from complete_mue.lab.sweep.figures import octaves
+from complete_mue.lab.sweep.figures import from_reference, octaves
 from complete_mue.lab.sweep.grid import Scan, Sweep, Target
 from complete_mue.lab.train.config import RunConfig, override
 from complete_mue.layout import FeedForward
@@ -26,20 +26,16 @@ OURS, RIVAL = "complete_mue_sparse", "sp"
 DRIFT_LIMIT, COST_LIMIT = 1.0, 0.02  # octaves and nats: more of both is a miss
 SEEDS = 3  # per call of `mue quickstart`
 STEPS = 128
-_LR = 0.008  # the dense model's, tuned with these settings
 _SPAN = (-2.0, 1.0)  # octaves around it: standard parametrization wants less, the wider the model
-_SIZE = (
+_SETTINGS = (
     "shape.width=32", "shape.depth=2", "shape.feed_forward=dense@32", "shape.head_dim=16", "task.sequence=64",
-    "budget.batch_tokens=512", "device=cpu",
+    "budget.batch_tokens=512", "device=cpu", "reference.hyper.lr=0.008",  # tuned with these settings
 )  # fmt: skip
 
 
 def base(steps: int = STEPS) -> RunConfig:
     """The dense reference's own run."""
-    config = override(recipe("lm_tiny"), *_SIZE, f"budget.steps={steps}")
-    hyper = dataclasses.replace(config.reference.hyper, lr=_LR)
-    own = dataclasses.replace(config.reference, shape=config.shape, budget=config.budget, hyper=hyper)
-    return dataclasses.replace(config, reference=own)
+    return from_reference(override(recipe("lm_tiny"), *_SETTINGS, f"budget.steps={steps}"), None, ())
 
 
 def sweep_of(seed: int, steps: int = STEPS) -> Sweep:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from complete_mue.errors import RunError, nearest
+from complete_mue.errors import RunError, one_of
 from complete_mue.lab.sweep.figures import SEEDS, Span, scan_of
 from complete_mue.lab.sweep.grid import Sweep, Target
 from complete_mue.lab.train.config import RunConfig, override
@@ -42,9 +42,8 @@ def role_sweep(
     probed = tuple(target_of(base, text) for text in targets)
     found = roles_of(probed)
     wanted = tuple(roles or _apart(found))
-    unknown = [role for each in wanted for role in each.split("+") if role not in found]
-    if unknown:
-        raise RunError(f"role {unknown[0]!r}{nearest(unknown[0], found)}: these targets have {', '.join(found)}")
+    for role in "+".join(wanted).split("+"):
+        one_of("role", role, found, RunError)
     names = [f"{role}.{hyper}" for hyper in hypers or ("lr",) for role in wanted if _fits(role, hyper, bool(roles))]
     scans = tuple(scan_of(name, base, scale, 2 if span is None else span, per_octave) for name in names)
     made = (Target("dense", None, base, scanned="dense" in targets), *(one for one in probed if one.name != "dense"))
