@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from complete_mue.lab.recipes import lm_tiny
+from complete_mue.lab.sweep import gpu_turn
 from complete_mue.lab.sweep.fused import train_fused
 from complete_mue.lab.sweep.gpu_turn import Turn, lock_of
 from complete_mue.lab.train.config import override
@@ -60,6 +61,17 @@ def test_waiting_is_counted(tmp_path: Path) -> None:
         turn.take()
         assert time.monotonic() - began >= 0.3
     assert turn.waited > 0
+
+
+def test_a_long_wait_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu_turn, "PATIENCE", 0.1)
+    _, told = holder(tmp_path / "gpu.lock", 0.5)
+    told.recv()
+    with closing(Turn(tmp_path / "gpu.lock")) as turn:
+        turn.take()
+    assert capsys.readouterr().err.count("waiting for the GPU") == 1
 
 
 @pytest.mark.parametrize("place", ["missing/gpu.lock", "link"])

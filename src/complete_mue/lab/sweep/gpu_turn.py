@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sys
 import tempfile
 import time
 from contextlib import suppress
@@ -17,6 +18,9 @@ import torch
 
 from complete_mue.errors import FileError
 from complete_mue.storage import open_lock
+
+PATIENCE = 600.0  # seconds after which a wait is no longer an ordinary turn
+_POLL = 0.05
 
 
 def lock_of(device: torch.device) -> Path | None:
@@ -38,10 +42,14 @@ class Turn:
         """Wait until no other program has it."""
         if self._lock is None or self._handle >= 0:
             return
-        began = time.perf_counter()
+        began, told = time.perf_counter(), False
         with suppress(OSError, FileError):
             self._handle = open_lock(self._lock)
-            fcntl.flock(self._handle, fcntl.LOCK_EX)
+            while not _locked(self._handle):
+                time.sleep(_POLL)
+                if not told and time.perf_counter() - began > PATIENCE:
+                    print("waiting for the GPU: another sweep trains on it, or was stopped there", file=sys.stderr)
+                    told = True
         self.waited = time.perf_counter() - began
 
     def close(self) -> None:
@@ -49,3 +57,11 @@ class Turn:
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
+
+
+def _locked(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
