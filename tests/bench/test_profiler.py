@@ -8,6 +8,7 @@ import torch
 from complete_mue.lab.bench import moe, sweep, train
 from complete_mue.lab.bench.profiler import Profiler, kernel_table
 
+PRODUCTS = {"aten::mm", "aten::bmm", "aten::addmm"}  # which of them a product becomes depends on the machine
 SMALL = (
     "shape.width=16", "shape.depth=2", "shape.head_dim=8", "task.sequence=16", "budget.batch_tokens=32", "log_every=2",
 )  # fmt: skip
@@ -39,7 +40,7 @@ def test_every_benchmark_can_be_profiled(monkeypatch: pytest.MonkeyPatch) -> Non
     for row in (*layers.rows, *fused.rows, *trained.rows):
         assert row.title
         assert row.kernels
-        assert "aten::mm" in row.kernels
+        assert PRODUCTS & row.kernels.keys()
 
 
 def test_nothing_is_profiled_unasked() -> None:

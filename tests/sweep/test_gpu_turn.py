@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import multiprocessing
+import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -63,15 +65,21 @@ def test_waiting_is_counted(tmp_path: Path) -> None:
     assert turn.waited > 0
 
 
-def test_a_long_wait_is_explained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(gpu_turn, "PATIENCE", 0.1)
-    _, told = holder(tmp_path / "gpu.lock", 0.5)
+def test_a_long_wait_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    process, told = holder(tmp_path / "gpu.lock", 600)
     told.recv()
+
+    class Told(io.StringIO):
+        def write(self, text: str) -> int:
+            process.kill()  # the wait ends once it is explained
+            return super().write(text)
+
+    said = Told()
+    monkeypatch.setattr(sys, "stderr", said)
+    monkeypatch.setattr(gpu_turn, "PATIENCE", 0.1)
     with closing(Turn(tmp_path / "gpu.lock")) as turn:
         turn.take()
-    assert capsys.readouterr().err.count("waiting for the GPU") == 1
+    assert said.getvalue().count("waiting for the GPU") == 1
 
 
 @pytest.mark.parametrize("place", ["missing/gpu.lock", "link"])

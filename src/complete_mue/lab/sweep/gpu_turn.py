@@ -1,7 +1,7 @@
 """Programs that share a GPU train one after another; while one trains, the others compile.
 
-Two at once would get the GPU in slices of time. A small model leaves most of it idle in each of them, so both together
-take longer than one after the other. Compiling, which needs no GPU, takes as long as training such a model.
+Side by side they would get the GPU in slices of time, and each would take longer. In turn, the first is done sooner;
+and compiling, which needs no GPU and takes about as long as training a small model, costs no time of its own.
 """
 
 from __future__ import annotations
