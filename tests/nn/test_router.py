@@ -19,7 +19,7 @@ from complete_mue.lab.nn.router import (
     select,
     update_bias,
 )
-from complete_mue.lab.nn.router_config import RouterConfig
+from complete_mue.lab.nn.router_config import DEFAULT_ROUTER, RouterConfig
 from complete_mue.layout import FeedForward, RoutedGroup
 
 pytestmark = pytest.mark.draws
@@ -38,7 +38,7 @@ def make(notation: str, tokens: int = 64, width: int = 16, seed: int = 0, **conf
 def routing_of(index: torch.Tensor, experts: int, active: int, groups: int = 1) -> Routing:
     weight = torch.full(index.shape, 1 / index.shape[-1])
     logits = torch.zeros(*index.shape[:-1], experts)
-    return Routing(index, weight, logits, (GroupRun(groups, experts // groups, active // groups),))
+    return Routing(index, weight, logits, (GroupRun(groups, experts // groups, active // groups),), DEFAULT_ROUTER)
 
 
 def test_runs_of_equal_groups() -> None:
@@ -160,7 +160,7 @@ def test_statistics_at_balance_and_off_it() -> None:
 def test_relative_load_of_uneven_groups_is_relative_to_each_groups_own_mean() -> None:
     runs = (GroupRun(1, 4, 2), GroupRun(1, 2, 1))
     index = torch.tensor([[0, 1, 4], [2, 3, 5]])
-    routing = Routing(index, torch.full((2, 3), 1 / 3), torch.zeros(2, 6), runs)
+    routing = Routing(index, torch.full((2, 3), 1 / 3), torch.zeros(2, 6), runs, DEFAULT_ROUTER)
     assert routing.relative_load.tolist() == [1.0] * 6
     assert routing.load_variation == 0
 
@@ -175,6 +175,7 @@ def test_balance_loss_is_one_at_balance_and_more_when_scores_follow_a_skewed_loa
         even.weight,
         torch.tensor([[50.0, -50, -50, -50] * groups] * 16),
         even.groups,
+        DEFAULT_ROUTER,
     )
     assert collapsed.balance_loss.item() == pytest.approx(4.0)
 

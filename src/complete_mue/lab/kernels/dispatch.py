@@ -168,10 +168,10 @@ def _in_one_dtype(x: Tensor, up: Tensor, down: Tensor, index: Tensor, weight: Te
     run = kernel_module(choose(x, up[0], kernel=kernel)).routed_experts
     if x.ndim == 2:
         x = x.expand(replicas, *x.shape)
-    size = max(1, MOST_EXPERTS // experts)
-    if replicas <= size:
+    calls = -(-replicas // max(1, MOST_EXPERTS // experts))
+    if calls == 1:
         return _side_by_side(run, x, up, down, index, weight)
-    chunks = zip(*(tensor.split(size) for tensor in (x, up, down, index, weight)), strict=True)
+    chunks = zip(*(tensor.tensor_split(calls) for tensor in (x, up, down, index, weight)), strict=True)
     return torch.cat([_side_by_side(run, *chunk) for chunk in chunks])
 
 

@@ -210,6 +210,6 @@ def expert_product(by_token: Tensor, by_row: Tensor, rows: Rows, *, flip: bool) 
     block_m, block_n = _block(m, _deep(by_token) * 2), _block(n, 64)
     _expert_product[(triton.cdiv(m, block_m), triton.cdiv(n, block_n), experts)](
         by_token, by_row, out, rows.token, rows.start, rows.count, m, n,
-        1 if flip else n, m if flip else 1, block_m, block_n, _deep(by_token), num_warps=4,
+        1 if flip else n, m if flip else 1, block_m, block_n, _deep(by_token), num_warps=2 if block_n <= 32 else 4,
     )  # fmt: skip
     return out

@@ -8,19 +8,24 @@ from torch import Tensor
 
 @triton.jit
 def _gather_sum(
-    rows, place, weight, out, width, ACTIVE: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr,
+    rows, place, weight, out, tokens, width,
+    ACTIVE: tl.constexpr, WEIGHTED: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64)
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < width
-    total = tl.zeros([BLOCK], tl.float32)
+    known = token < tokens
+    inside = known[:, None] & (column < width)[None, :]
+    total = tl.zeros([TOKENS, BLOCK], tl.float32)
     for choice in tl.static_range(ACTIVE):
-        row = tl.load(place + token * ACTIVE + choice).to(tl.int64)
-        part = tl.load(rows + row * width + column, mask=inside, other=0).to(tl.float32)
+        row = tl.load(place + token * ACTIVE + choice, mask=known, other=0).to(tl.int64)
+        part = tl.load(rows + row[:, None] * width + column[None, :], mask=inside, other=0).to(tl.float32)
         if WEIGHTED:
-            part *= tl.load(weight + token * ACTIVE + choice).to(tl.float32)
+            part *= tl.load(weight + token * ACTIVE + choice, mask=known, other=0).to(tl.float32)[:, None]
         total += part
-    tl.store(out + token * width + column, total.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + token[:, None] * width + column[None, :], total.to(out.dtype.element_ty), mask=inside)
+
+
+_ELEMENTS = 2048  # that one program sums: a wide token's, or several narrow ones'
 
 
 def gather_sum(rows: Tensor, place: Tensor, weight: Tensor | None) -> Tensor:
@@ -31,11 +36,12 @@ def gather_sum(rows: Tensor, place: Tensor, weight: Tensor | None) -> Tensor:
     tokens, active = place.shape
     width = rows.shape[1]
     out = torch.empty(tokens, width, dtype=rows.dtype, device=rows.device)
-    block = min(triton.next_power_of_2(width), 2048)
-    grid = (tokens, triton.cdiv(width, block))
+    block = min(triton.next_power_of_2(width), _ELEMENTS)
+    together = _ELEMENTS // block
+    grid = (triton.cdiv(tokens, together), triton.cdiv(width, block))
     _gather_sum[grid](
-        rows, place, place if weight is None else weight.contiguous(), out, width,
-        active, weight is not None, block, num_warps=max(block // 512, 1),
+        rows, place, place if weight is None else weight.contiguous(), out, tokens, width,
+        active, weight is not None, together, block, num_warps=4,
     )  # fmt: skip
     return out
 

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from complete_mue.lab.kernels import router_product
 from complete_mue.lab.kernels.steps import top_experts
 from complete_mue.lab.nn.router_config import DEFAULT_ROUTER, SHUFFLED, RouterConfig
 from complete_mue.layout import RoutedGroup
@@ -50,7 +51,7 @@ class Routing:
     weight: Tensor  # [(replicas,) tokens, active], pi; carries the gradient to the router
     logits: Tensor  # [(replicas,) tokens, experts]
     groups: tuple[GroupRun, ...]
-    config: RouterConfig = DEFAULT_ROUTER
+    config: RouterConfig  # required: torch 2.11's compiler cannot trace such a default
 
     @property
     def load(self) -> Tensor:
@@ -123,8 +124,10 @@ def route(
 
 def router_logits(x: Tensor, router: Tensor) -> Tensor:
     """x W^T in float32 at least, also under autocast: selection must not change with a rounding of bfloat16."""
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    device = x.device.type
+    fast = router_product.logits(x, router)
+    if fast is not None:
+        return fast
+    dtype, device = torch.promote_types(x.dtype, torch.float32), x.device.type
     if not x.is_meta and torch.is_autocast_enabled(device):
         with torch.autocast(device, enabled=False):
             return x.to(dtype) @ router.to(dtype).mT

@@ -160,28 +160,31 @@ def _placed_batches(tasks: list[Task], whose: Tensor, steps: int, dtype: torch.d
     """
     device = whose.device
 
-    def place(batches: list[Batch]) -> Batch:
-        parts = batches[0] if len(tasks) == 1 else tuple(torch.stack(column) for column in zip(*batches, strict=True))
-        pinned = [part.pin_memory() if device.type == "cuda" else part for part in parts]
-        placed = (p.to(device, dtype if p.is_floating_point() else None, non_blocking=True) for p in pinned)
-        return tuple(placed) if len(tasks) == 1 else tuple(part.index_select(0, whose) for part in placed)
-
-    return map(place, _made_ahead(tasks, steps))
+    for batch in _made_ahead(tasks, steps):
+        parts = [part.pin_memory() if device.type == "cuda" else part for part in batch]
+        placed = [part.to(device, dtype if part.is_floating_point() else None, non_blocking=True) for part in parts]
+        yield tuple(placed if len(tasks) == 1 else (part.index_select(0, whose) for part in placed))
 
 
 _AHEAD = 4  # steps
 
 
-def _made_ahead(tasks: list[Task], steps: int) -> Iterator[list[Batch]]:
-    """Every step's batch of every task, made by a thread per task while earlier steps train."""
+def _made_ahead(tasks: list[Task], steps: int) -> Iterator[Batch]:
+    """Every step's batch of all tasks, made by a thread per task and joined by one more, while earlier steps train."""
     with contextlib.ExitStack() as stack:
-        makers = [stack.enter_context(ThreadPoolExecutor(1)) for _ in tasks]
-        waiting: deque[list[Future[Batch]]] = deque()
+        *makers, joiner = (stack.enter_context(ThreadPoolExecutor(1)) for _ in range(len(tasks) + 1))
+        waiting: deque[Future[Batch]] = deque()
         for step in range(steps + _AHEAD):
             if step < steps:
-                waiting.append([maker.submit(task.batch, step) for maker, task in zip(makers, tasks, strict=True)])
+                made = [maker.submit(task.batch, step) for maker, task in zip(makers, tasks, strict=True)]
+                waiting.append(joiner.submit(_joined, made))
             if step >= _AHEAD:
-                yield [made.result() for made in waiting.popleft()]
+                yield waiting.popleft().result()
+
+
+def _joined(made: list[Future[Batch]]) -> Batch:
+    batches = [batch.result() for batch in made]
+    return batches[0] if len(batches) == 1 else tuple(torch.stack(column) for column in zip(*batches, strict=True))
 
 
 def _backward(
