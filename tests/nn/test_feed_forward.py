@@ -281,7 +281,7 @@ def test_a_given_routing_is_used() -> None:
     routing = layer.route(x)
     assert torch.equal(layer(x, routing), layer(x))
     assert block("dense").route(x) is None
-    moved = Routing(routing.index.roll(1, 0), routing.weight, routing.logits, routing.groups)
+    moved = Routing(routing.index.roll(1, 0), routing.weight, routing.logits, routing.groups, routing.config)
     assert not torch.allclose(layer(x, moved), layer(x))
 
 

@@ -28,7 +28,7 @@ from complete_mue.lab.models.residual_layer import (
     inside,
     multiplier,
 )
-from complete_mue.lab.nn.linear import RmsNorm, embedding, linear
+from complete_mue.lab.nn.linear import RmsNorm, embedding, linear, times
 from complete_mue.lab.nn.rope import picture_rotary
 from complete_mue.lab.nn.router import Routing
 from complete_mue.layout import ModelShape, Role, TensorSpec
@@ -100,14 +100,14 @@ class DiffusionTransformer(nn.Module):
             x, t, text = self._shared(x, t, text)
         patches, grid = self._patches(x)  # [(K,) batch, tokens, pixels]
         words = self._words(text)  # [(K,) batch, length, width]
-        h = torch.cat([words, self.input_output * linear(patches, self.patch_in)], dim=-2)
+        h = torch.cat([words, times(self.input_output, linear(patches, self.patch_in))], dim=-2)
         time = self._time(t)  # [(K,) batch, 1, width]
         rotary = picture_rotary(words.shape[-2], grid, self.head_dim, self.rotary_splits, h)
         for number, (layer, weight) in enumerate(zip(self.layers, self.modulation, strict=True)):
             h = self.run_layer(number, routings, layer, h, time, weight, rotary)
         shift, scale = linear(time, self.final_modulation).chunk(2, dim=-1)
         h = self.final_norm(h[..., words.shape[-2] :, :]) * (1 + scale) + shift
-        return self._image(self.readout_output * linear(h, self.readout), grid)
+        return self._image(times(self.readout_output, linear(h, self.readout)), grid)
 
     def compile_parts(self) -> None:
         """Compile the layers, one for all of a kind."""
@@ -160,8 +160,10 @@ class DiffusionTransformer(nn.Module):
         if self.text_features is not None:
             assert self.no_text is not None
             empty = self.no_text if self.replicas is None else self.no_text[:, None]
-            return self.input_output * linear(torch.where(text.isnan(), empty.to(text.dtype), text), self.text_in)
-        return self.input_output * embedding(text, self.text_in)
+            words = linear(torch.where(text.isnan(), empty.to(text.dtype), text), self.text_in)
+        else:
+            words = embedding(text, self.text_in)
+        return times(self.input_output, words)
 
     def _time(self, t: Tensor) -> Tensor:
         half = TIME_FEATURES // 2

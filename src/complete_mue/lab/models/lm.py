@@ -26,7 +26,7 @@ from complete_mue.lab.models.residual_layer import (
     multiplier,
 )
 from complete_mue.lab.nn.attention import KeyValues
-from complete_mue.lab.nn.linear import RmsNorm, embedding, linear
+from complete_mue.lab.nn.linear import RmsNorm, embedding, linear, times
 from complete_mue.lab.nn.rope import text_rotary
 from complete_mue.lab.nn.router import Routing
 from complete_mue.layout import ModelShape, Role, TensorSpec
@@ -73,7 +73,7 @@ class LanguageModel(nn.Module):
         """
         if self.replicas is not None and tokens.ndim == 2:
             tokens = tokens.expand(self.replicas, *tokens.shape)
-        x = self.embedding_output * embedding(tokens, self.embedding)
+        x = times(self.embedding_output, embedding(tokens, self.embedding))
         seen = past[0].length if past else 0
         rotary = text_rotary(seen, seen + tokens.shape[-1], self.head_dim, x)
         for number, layer in enumerate(self.layers):
@@ -125,4 +125,4 @@ def _logits(norm: RmsNorm, readout: Tensor, x: Tensor, multiplier: float) -> Ten
     if spare:  # a product of 257 columns does not get the tensor cores' full speed
         readout = F.pad(readout, (0, 0, 0, spare))
     logits = linear(norm(x), readout)
-    return multiplier * (logits[..., :vocab] if spare else logits)
+    return times(multiplier, logits[..., :vocab] if spare else logits)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from complete_mue.errors import ShapeError
 from complete_mue.lab.kernels.steps import gated_attention, split_rotated
-from complete_mue.lab.nn.linear import RmsNorm, linear
+from complete_mue.lab.nn.linear import RmsNorm, linear, times
 from complete_mue.lab.nn.rope import rotate
 from complete_mue.layout import Role, TensorSpec
 
@@ -87,7 +87,7 @@ class Attention(nn.Module):
         if mixed is None:
             mixed = self.mix(joined, rotary, past)
         y = linear(mixed, self.out)
-        return y if self.output == 1 else self.output * y
+        return times(self.output, y)
 
     def mix(self, joined: Tensor, rotary: tuple[Tensor, Tensor], past: KeyValues | None) -> Tensor:
         """[(K,) batch, tokens, 4 width] -> the gated mix of values, [(K,) batch, tokens, width]."""

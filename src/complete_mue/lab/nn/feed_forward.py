@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from complete_mue.errors import ShapeError
 from complete_mue.lab.kernels import exchange
 from complete_mue.lab.kernels.dispatch import routed_experts
+from complete_mue.lab.nn.linear import times
 from complete_mue.lab.nn.router import Routing, group_runs, route, update_bias
 from complete_mue.lab.nn.router_config import DEFAULT_ROUTER, RouterConfig
 from complete_mue.layout import FeedForward as FeedForwardSpec
@@ -108,8 +109,7 @@ class FeedForward(nn.Module):
             if self._branch is not None:
                 y = y + self.output * self._always_active(tokens)  # not torch.add(alpha=): inductor drops it
         else:
-            y = self._always_active(tokens)
-            y = y if self.output == 1.0 else y * self.output
+            y = times(self.output, self._always_active(tokens))
         shared = self.replicas is not None and x.ndim == 2
         return y if shared else y.reshape(x.shape)
 

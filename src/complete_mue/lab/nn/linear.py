@@ -27,6 +27,11 @@ def embedding(numbers: Tensor, table: Tensor) -> Tensor:
     return F.embedding(numbers + offset, table.flatten(0, 1))
 
 
+def times(factor: float, x: Tensor) -> Tensor:
+    """factor * x, at no cost where the factor is 1."""
+    return x if factor == 1 else factor * x
+
+
 class RmsNorm(nn.Module):
     """x / rms(x) * gain, the mean in float32 at least; ``gain`` is [size], with replicas [K, size]."""
 
