@@ -59,7 +59,7 @@ def test_tune_then_sweep_then_report(tmp_path: Path) -> None:
     [
         (("sweep", "capacty"), "did you mean 'capacity'"),
         (("sweep", "capacity", "--scale", "huge"), "give one of tiny, small, medium, paper"),
-        (("sweep", "capacity", "--executor", "cloud"), "give one of auto, here, processes, ray"),
+        (("sweep", "capacity", "--executor", "cloud"), "give one of processes, here, ray"),
         (("sweep", "capacity", "--rules", "mupp"), "did you mean 'mup'"),
         (("sweep", "missing.toml"), "missing.toml: No such file"),
         (("sweep", "mine.toml", "--span", "2"), "[scan]"),

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from complete_mue.lab.recipes import lm_tiny
-from complete_mue.lab.sweep import gpu_turn
+from complete_mue.lab.sweep import gpu_turn, worker
 from complete_mue.lab.sweep.fused import train_fused
 from complete_mue.lab.sweep.gpu_turn import Turn, lock_of
 from complete_mue.lab.train.config import override
@@ -91,7 +91,7 @@ def test_a_lock_that_cannot_be_had_is_none(tmp_path: Path, place: str) -> None:
 
 
 def test_a_cpu_has_no_turns() -> None:
-    assert lock_of(torch.device("cpu")) is None
+    assert lock_of(torch.device("cpu"), "train") is None
     with closing(Turn(None)) as turn:
         turn.take()
     assert turn.waited == 0
@@ -107,3 +107,20 @@ def test_training_says_once_when_it_is_ready() -> None:
     train_fused([config], report=lambda step, losses: said.append(f"step {step}"), ready=lambda: said.append("ready"))
     assert said.index("ready") == said.index(f"step {WARM_UP}") + 1
     assert said.count("ready") == 1
+
+
+def test_a_group_compiles_in_its_turn_and_trains_in_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a group trains, the next one may compile."""
+    monkeypatch.setattr(worker, "lock_of", lambda device, kind: tmp_path / kind)
+    config = override(
+        lm_tiny("dense"), "shape.width=16", "shape.depth=1", "shape.head_dim=8", "task.sequence=16",
+        "budget.batch_tokens=32", f"budget.steps={WARM_UP + 3}", "log_every=1", "betas=hold", "device=cpu",
+    )  # fmt: skip
+    held: dict[int, tuple[bool, bool]] = {}
+
+    def taken(kind: str) -> bool:
+        with (tmp_path / kind).open("a") as file:
+            return not gpu_turn._locked(file.fileno())
+
+    worker.work([config], report=lambda step, losses: held.update({step: (taken("compile"), taken("train"))}))
+    assert held == {step: (step <= WARM_UP, step > WARM_UP) for step in range(WARM_UP + 3)}

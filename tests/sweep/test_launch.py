@@ -29,10 +29,9 @@ def test_the_command_is_kept_without_what_it_took_over(typed: str, kept: str) ->
 @pytest.mark.parametrize(
     ("launch", "gpu", "kind", "free"),
     [
-        (Launch(), True, Here, 1),
+        (Launch(), True, Processes, 2),
         (Launch(workers=3), True, Processes, 3),
-        (Launch("here"), False, Here, 1),
-        (Launch("processes"), True, Processes, 1),
+        (Launch("here"), True, Here, 1),
         (Launch(workers=2), False, Processes, 2),
     ],
 )

@@ -37,8 +37,10 @@ Octaves = Annotated[
 PerOctave = Annotated[
     int | None, typer.Option(min=1, help="Values per factor of two. Default: 2 of lr from scale small up, else 1.")
 ]
-ExecutorName = Annotated[str, typer.Option(help="here, processes, ray or auto (processes on a CPU, here on a GPU).")]
-Workers = Annotated[int | None, typer.Option(min=1, help="Processes. Default: one per core.")]
+ExecutorName = Annotated[str, typer.Option(help="processes, here (this one) or ray.")]
+Workers = Annotated[
+    int | None, typer.Option(min=1, help="Processes. Default: one per core; two on a GPU, which train in turn.")
+]
 Address = Annotated[str | None, typer.Option(help="A Ray cluster. Default: a local one.")]
 Replicas = Annotated[
     int | None, typer.Option("--replicas", "-k", min=1, help="Runs in one program. Default: as many as fit and help.")
@@ -96,7 +98,7 @@ def sweep_command(
     octaves: Octaves = None,
     per_octave: PerOctave = None,
     overrides: Overrides = None,
-    executor: ExecutorName = "auto",
+    executor: ExecutorName = "processes",
     workers: Workers = None,
     address: Address = None,
     replicas: Replicas = None,
@@ -157,7 +159,7 @@ def tune_command(
     span: Span = None,
     per_octave: Annotated[int, typer.Option(min=1, help="Values per factor of two.")] = 1,
     overrides: Overrides = None,
-    executor: ExecutorName = "auto",
+    executor: ExecutorName = "processes",
     workers: Workers = None,
     address: Address = None,
     replicas: Replicas = None,

@@ -1,7 +1,8 @@
-"""Programs that share a GPU train one after another; while one trains, the others compile.
+"""Programs that share a GPU train one after another, and compile one after another, beside what trains.
 
-Side by side they would get the GPU in slices of time, and each would take longer. In turn, the first is done sooner;
-and compiling, which needs no GPU and takes about as long as training a small model, costs no time of its own.
+Side by side they would get the GPU, or the cores, in slices of time, and each would take longer. In turn, the first is
+done sooner; compiling, which takes about as long as training a small model, costs no time of its own; and a program
+like the last one finds it compiled.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ PATIENCE = 600.0  # seconds after which a wait is no longer an ordinary turn
 _POLL = 0.05
 
 
-def lock_of(device: torch.device) -> Path | None:
-    """The file that this user's programs on a GPU lock in turn; None on any other device."""
+def lock_of(device: torch.device, kind: str) -> Path | None:
+    """The file that this user's programs on a GPU lock in turn for work of a kind; None on any other device."""
     if device.type != "cuda":
         return None
     gpu = torch.cuda.get_device_properties(device).uuid
-    return Path(tempfile.gettempdir()) / f"complete-mue-{os.getuid()}-{gpu}.lock"
+    return Path(tempfile.gettempdir()) / f"complete-mue-{os.getuid()}-{gpu}-{kind}.lock"
 
 
 class Turn:

@@ -20,18 +20,19 @@ from complete_mue.lab.sweep.run import Show, check_data, run
 from complete_mue.lab.train.config import RunConfig, TextTask
 from complete_mue.lab.train.trainer import pick_device
 
-EXECUTORS = ("auto", "here", "processes", "ray")
+EXECUTORS = ("processes", "here", "ray")
 # Tokens per step, times width, from where a GPU gains little more: 16 runs of 16k tokens at width 128.
 _SATURATED = 16 * 16_384 * 128
 _ON_CPU = 4  # more runs together gain nothing there and leave cores idle at the end (`mue bench sweep --device cpu`)
 _SHARE = 0.8  # of the free memory
+_ON_GPU = 2  # workers: one trains while the other compiles
 
 
 @dataclass(frozen=True)
 class Launch:
     """Where the runs of a sweep train, how many at a time, and which finished ones are taken over."""
 
-    executor: str = "auto"
+    executor: str = "processes"
     workers: int | None = None
     address: str | None = None
     replicas: int | None = None
@@ -47,10 +48,12 @@ class Launch:
         if self.address is None:  # a cluster may have the data where this machine has none
             check_data(sweep)
         device = pick_device(sweep.reference.config.device)
+        gpu = device.type == "cuda"
+        workers = self.workers or (_ON_GPU if gpu and self.executor == "processes" else 1)
         run(
-            sweep, folder, self.pick_executor(gpu=device.type == "cuda"), command=command, request=request,
+            sweep, folder, self.pick_executor(gpu=gpu), command=command, request=request,
             known=self.known, trust_known=self.trust_known, retry_failed=retry_failed, show=show, warn=warn,
-            replicas=lambda point: self.replicas or replicas_that_fit(point.config, device, workers=self.workers or 1),
+            replicas=lambda point: self.replicas or replicas_that_fit(point.config, device, workers=workers),
         )  # fmt: skip
         return [point.id for point in sweep.points]
 
@@ -61,9 +64,9 @@ class Launch:
             return RayCluster(self.address, gpu=gpu)
         if self.address:
             raise RunError(f"--address {self.address!r} without --executor ray: an address is a Ray cluster's")
-        if self.executor == "here" or (self.executor == "auto" and gpu and not self.workers):
+        if self.executor == "here":
             return Here()
-        return Processes(self.workers or (1 if gpu else cores()))
+        return Processes(self.workers or (_ON_GPU if gpu else cores()))
 
 
 def as_typed(words: Sequence[str]) -> str:
