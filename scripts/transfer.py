@@ -38,8 +38,8 @@ from pathlib import Path
 from turns import mue, take_turns, taken
 
 from complete_mue.lab.paper_figures import FIGURES
+from complete_mue.lab.sweep.cost import sweep_seconds
 from complete_mue.lab.sweep.request import SweepRequest
-from complete_mue.lab.train.config import PictureTask, RunConfig
 from complete_mue.layout.toml_files import read_reference, reference_toml
 from complete_mue.rules.batch_duration import schedule_factor, transfer_beta
 from complete_mue.storage import write_text
@@ -156,7 +156,7 @@ class Evidence:
 
 
 def cost(command: list[str], seen: set[str]) -> tuple[int, float]:
-    """Runs that no sweep before it has, and their tokens, counted by what they cost; untuned, at the scale's values."""
+    """Runs that no sweep before it has, and their minutes on an H200; untuned, at the scale's values."""
     parser = argparse.ArgumentParser()
     parser.add_argument("figure")
     parser.add_argument("--reference", type=Path)
@@ -184,15 +184,7 @@ def cost(command: list[str], seen: set[str]) -> tuple[int, float]:
     sweep = request.sweep()
     new = [point for point in sweep.points if is_longer or point.id not in seen]
     seen |= {point.id for point in new}
-    tokens = sum(point.config.budget.tokens * _weight(point.config, sweep.reference.config) for point in new)
-    return len(new), tokens * (LONGER if is_longer and not is_tuned else 1)
-
-
-def _weight(config: RunConfig, reference: RunConfig) -> float:
-    """What a token costs, in tokens of text at the reference's size; a picture's captions are tokens, too."""
-    size = config.shape.depth * config.shape.width / (reference.shape.depth * reference.shape.width)
-    task = config.task
-    return size * (1 + task.text_length / task.tokens_per_row()) if isinstance(task, PictureTask) else size
+    return len(new), sweep_seconds(new) / 60 * (LONGER if is_longer and not is_tuned else 1)
 
 
 def main() -> int:
@@ -225,9 +217,8 @@ def main() -> int:
         print("mue", shlex.join(evidence.tuning()))
         seen: set[str] = set()
         for command in (evidence.command(*entry) for entry in evidence.sweeps()):
-            runs, tokens = cost(command, seen)
-            size = f"{runs} new runs, as much as {tokens / 1e9:.2f} G tokens, {tokens / 6e8:.1f} min at 10 M tokens/s"
-            print(f"# {Path(command[-1]).name}: {size}")
+            runs, minutes = cost(command, seen)
+            print(f"# {Path(command[-1]).name}: {runs} new runs at most, about {minutes:.1f} min on one NVIDIA H200")
             print("mue", shlex.join(command))
         return 0
     if not evidence.reference.exists():

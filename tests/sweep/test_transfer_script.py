@@ -36,7 +36,7 @@ def test_every_sweep_is_one_that_the_command_line_takes(task: str, tmp_path: Pat
     listed = transfer("stdlib" if task == "lm" else "scenes", "--task", task, "--list", "--runs", str(tmp_path))
     lines = listed.stdout.splitlines()
     commands = [shlex.split(line)[1:] for line in lines if line.startswith("mue ")]
-    costs = [re.search(r"(\d+) new runs, as much as ([\d.]+) G tokens", line) for line in lines if line.startswith("#")]
+    costs = [re.search(r"(\d+) new runs at most, about ([\d.]+) min", line) for line in lines if line.startswith("#")]
     assert [bool(cost and int(cost[1]) and float(cost[2])) for cost in costs] == [True] * (len(commands) - 1)
     assert commands[0][:2] == ["tune", task]
     reference = tmp_path / f"{task}-tune" / "reference.toml"

@@ -133,7 +133,7 @@ def sweep_command(
     )
     folder = out or request.folder
     if dry_run:
-        _describe(request.sweep())
+        _describe(request.sweep(), replicas)
         return
     asked = {**request.to_dict(), "version": __version__}
     if not _already_done(folder, asked, retry_failed):
@@ -189,7 +189,7 @@ def tune_command(
     scans = first_scans(base, **options)  # what cannot be scanned is refused before torch is loaded
     if dry_run:
         for sweep in scans:
-            _describe(sweep)
+            _describe(sweep, replicas)
         print_text(
             "Each scan starts from what the ones before it found. It is widened if its best value is at an edge."
         )
@@ -246,7 +246,8 @@ def _already_done(folder: Path, request: dict[str, Any], retry_failed: bool) -> 
     return points is not None
 
 
-def _describe(sweep: Sweep) -> None:
+def _describe(sweep: Sweep, replicas: int | None) -> None:
+    from complete_mue.lab.sweep.cost import FITTED, sweep_seconds
     from complete_mue.lab.sweep.grid import fusible
 
     points = sweep.points
@@ -263,6 +264,23 @@ def _describe(sweep: Sweep) -> None:
         )
     for scan in sweep.scans:
         print_text(f"  {scan.hyper}: {', '.join(f'{value:.4g}' for value in scan.values)}")
+    gpu = _gpu() or f"one NVIDIA {FITTED}"
+    print_text(f"  about {_duration(sweep_seconds(points, gpu, replicas))} on {gpu}")
+
+
+def _gpu() -> str | None:
+    """The GPU's name; torch is loaded only where there may be one."""
+    if not Path("/proc/driver/nvidia").exists():
+        return None
+    import torch
+
+    return f"this {torch.cuda.get_device_name()}" if torch.cuda.is_available() else None
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
 def _report(folder: Path) -> None:

@@ -12,17 +12,15 @@ from typing import Any
 import torch
 
 from complete_mue.errors import RunError, one_of
-from complete_mue.lab.data.manifest import Manifest
+from complete_mue.lab.sweep.cost import saturating, vocabulary
 from complete_mue.lab.sweep.executor import Executor, Here, Processes
 from complete_mue.lab.sweep.grid import Sweep, pinned_sweep
 from complete_mue.lab.sweep.ray_cluster import RayCluster
 from complete_mue.lab.sweep.run import Show, check_data, run
-from complete_mue.lab.train.config import RunConfig, TextTask
+from complete_mue.lab.train.config import RunConfig
 from complete_mue.lab.train.trainer import pick_device
 
 EXECUTORS = ("processes", "here", "ray")
-# Tokens per step, times width, from where a GPU gains little more: 16 runs of 16k tokens at width 128.
-_SATURATED = 16 * 16_384 * 128
 _ON_CPU = 4  # more runs together gain nothing there and leave cores idle at the end (`mue bench sweep --device cpu`)
 _SHARE = 0.8  # of the free memory
 _ON_GPU = 2  # workers: one trains while the other compiles
@@ -88,24 +86,17 @@ def replicas_that_fit(config: RunConfig, device: torch.device, *, workers: int =
     if device.type != "cuda":
         return _ON_CPU
     free = torch.cuda.mem_get_info(device)[0] * _SHARE / workers
-    work = config.budget.batch_tokens * config.shape.width
-    return max(1, min(round(_SATURATED / work), int(free / replica_bytes(config))))
+    return max(1, min(saturating(config), int(free / replica_bytes(config))))
 
 
 def replica_bytes(config: RunConfig) -> float:
     """Weights, gradients and moments of one run, and the activations of its largest micro-batch: an estimate."""
-    shape, vocab = config.shape, _vocab(config)
+    shape, vocab = config.shape, vocabulary(config)
     states = 16 * (shape.parameters.total + 2 * vocab * shape.width)
     active = sum(group.active for group in shape.main.groups)
     per_layer = 40 * shape.width + 4 * active * shape.width + 8 * shape.active_width
     tokens = config.budget.batch_tokens / config.accumulate
     return states + tokens * (shape.depth * per_layer + 12 * vocab)
-
-
-def _vocab(config: RunConfig) -> int:
-    if isinstance(config.task, TextTask) and config.task.source != "stdlib":
-        return Manifest.read(config.task.source).tokenizer.vocab
-    return 256
 
 
 def cores() -> int:

@@ -1,0 +1,53 @@
+"""What a sweep takes, on paper, against steps that were measured on one NVIDIA H200."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from complete_mue.lab.bench import sweep as bench
+from complete_mue.lab.recipes import recipe
+from complete_mue.lab.sweep.cost import BANDWIDTHS, saturating, step_seconds, sweep_seconds
+from complete_mue.lab.sweep.figures import base_config
+from complete_mue.lab.sweep.request import SweepRequest
+from complete_mue.lab.train.config import override
+
+RECORDS = Path(__file__).parents[2] / "docs/results/sweep/sweep.json"
+RECORDED = [row for row in json.loads(RECORDS.read_text(encoding="utf-8"))["rows"] if row["recorded"]]
+
+
+@pytest.mark.parametrize("row", RECORDED, ids=lambda row: f"{row['layout']}-{row['replicas']}")
+def test_steps_as_they_were_measured_within_a_third(row: dict[str, float]) -> None:
+    base, *changes = bench._ON_GPU
+    config = override(recipe(f"{base}:{row['layout']}"), *changes)
+    assert 1e3 * step_seconds(config, row["replicas"]) == pytest.approx(row["ms_per_step"], rel=1 / 3)
+
+
+def test_the_probe_as_it_was_measured() -> None:
+    """docs/sweep.md: 241 seconds, 25 ms a step."""
+    sweep = SweepRequest("roles", "lm", "small", targets=["64e2a"], seeds=4, per_octave=1).sweep()
+    assert 1e3 * step_seconds(sweep.points[0].config, 33) == pytest.approx(25.3, rel=0.1)
+    assert sweep_seconds(sweep.points, replicas=33) == pytest.approx(241, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "change", ["shape.depth=8", "shape.width=256", "budget.batch_tokens=32768", "shape.feed_forward=64e8a@16"]
+)
+def test_more_takes_longer(change: str) -> None:
+    config = base_config("lm", "small")
+    assert step_seconds(override(config, change), 4) > step_seconds(config, 4)
+
+
+def test_captions_and_slower_memory_take_longer() -> None:
+    config = base_config("dit", "small")
+    assert step_seconds(config, 4) > step_seconds(override(config, "task.text_length=8"), 4)
+    slowest, *_, fastest = sorted(BANDWIDTHS, key=BANDWIDTHS.__getitem__)
+    assert step_seconds(config, 4, slowest) > step_seconds(config, 4, f"NVIDIA {fastest}")
+
+
+def test_a_large_run_is_a_program_of_its_own() -> None:
+    config = base_config("lm", "small")
+    assert saturating(config) == 16
+    assert saturating(override(config, "budget.batch_tokens=4194304")) == 1
