@@ -60,7 +60,8 @@ def evil_sweep(sweep_folder: Write) -> Path:
     folder = sweep_folder(drifts=dict.fromkeys(names, 0.1), grid=(0.004, 0.008, 0.016), seeds=1)
     names["dense"] = f"dense {EVIL[0]}"
     sweep = json.loads((folder / "sweep.json").read_text())
-    sweep |= dict.fromkeys(("title", "command", "scale"), " ".join(names.values()))
+    sweep |= dict.fromkeys(("title", "scale"), " ".join(names.values()))
+    sweep["command"] = " && ".join(names.values())
     for entry, key in (
         *((target, "name") for target in sweep["targets"]),
         *((point, "target") for point in (*sweep["points"], sweep["reference"])),
@@ -98,7 +99,7 @@ def test_a_file_name_is_not_a_link_elsewhere(sweep_folder: Write, tmp_path: Path
     packed.rename(packed.with_name("x](javascript:alert(1)) [y.jsonl"))
     page = tmp_path / "page.md"
     assert CliRunner().invoke(app, ["report", str(tmp_path / "packed"), "--page", str(page)]).exit_code == 0
-    (origin,) = [line for line in page.read_text().splitlines() if line.startswith("Made with")]
+    (origin,) = [line for line in page.read_text().splitlines() if line.startswith("Every run is in")]
     markdown = pytest.importorskip("markdown")
     links = [attributes["href"] for tag, attributes in Tags(markdown.markdown(origin)).found if tag == "a"]
     assert links == ["packed/x%5D%28javascript%3Aalert%281%29%29%20%5By.jsonl"]

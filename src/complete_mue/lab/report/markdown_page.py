@@ -167,7 +167,7 @@ def _section(chapter: Chapter, page: Path) -> list[str]:
         parts += [*image("scaling"), *_speedup_words(summary), *image("speedup"), markdown(runs_table(summary))]
     if "first-steps" in drawn:
         parts += [*image("first-steps"), *_first_steps_words(summary)]
-    return [*parts, _origin(chapter, page), "", "</details>", ""]
+    return [*parts, *_origin(chapter, page), "</details>", ""]
 
 
 def _facts(summary: Summary) -> str:
@@ -213,12 +213,16 @@ def _first_steps_words(summary: Summary) -> list[str]:
     return [*lines, ""]
 
 
-def _origin(chapter: Chapter, page: Path) -> str:
-    text = f"Made with {code(portable(chapter.summary.command))}"
+def _origin(chapter: Chapter, page: Path) -> list[str]:
+    """The commands, several one below the other, and where the records are."""
+    commands = [" ".join(command.split()) for command in portable(chapter.summary.command).split(" && ")]
+    made = [f"Made with {code(commands[0])}."]
+    if len(commands) > 1:
+        made = ["Made with", "", *(f"- {code(command)}" for command in commands)]
     if chapter.source.is_dir():
-        return f"{text}."
+        return [*made, ""]
     place = os.path.relpath(chapter.source, page.parent).replace(os.sep, "/")
-    return f"{text}; every run is in [{escaped(chapter.source.name)}]({quote(place)})."
+    return [*made, "", f"Every run is in [{escaped(chapter.source.name)}]({quote(place)}).", ""]
 
 
 def _command(made: Sequence[Chapter], page: Path) -> str:
