@@ -6,6 +6,7 @@ import io
 import itertools
 import multiprocessing
 import sys
+import threading
 import time
 from contextlib import closing
 from pathlib import Path
@@ -124,3 +125,21 @@ def test_a_group_compiles_in_its_turn_and_trains_in_another(tmp_path: Path, monk
 
     worker.work([config], report=lambda step, losses: held.update({step: (taken("compile"), taken("train"))}))
     assert held == {step: (step <= WARM_UP, step > WARM_UP) for step in range(WARM_UP + 3)}
+
+
+def test_what_is_timed_waits_for_its_turn_and_a_cpu_for_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu_turn, "lock_of", lambda device, kind: tmp_path / f"{device}-{kind}")
+    process, told = holder(tmp_path / "cuda-train", 600)
+    told.recv()
+    with gpu_turn.alone("cpu"):
+        assert process.is_alive()
+    ended = threading.Event()
+
+    def end() -> None:
+        ended.set()
+        process.kill()
+
+    threading.Timer(0.2, end).start()
+    with gpu_turn.alone():
+        assert ended.is_set()

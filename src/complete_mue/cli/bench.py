@@ -72,6 +72,7 @@ def bench_moe_command(
     if resume and out is None:
         raise RunError("--resume continues what OUT holds: give --out", field="out", remedy="give --out")
     from complete_mue.lab.bench.moe import BenchResult, list_kernels, run
+    from complete_mue.lab.sweep.gpu_turn import alone
 
     if list_:
         kernels = list_kernels()
@@ -91,9 +92,10 @@ def bench_moe_command(
         keep = (lambda so_far: so_far.write(out)) if out else (lambda so_far: None)
         known = BenchResult.read(out) if resume and out and (out / "moe.json").exists() else None
         limit = math.inf if seconds is None else seconds
-        result = run(
-            figure, device, repeats=repeats, kernels=kernel, each=keep, seconds=limit, known=known, profiled=profile
-        )
+        with alone(device):
+            result = run(
+                figure, device, repeats=repeats, kernels=kernel, each=keep, seconds=limit, known=known, profiled=profile
+            )
     _show(result, json, None if draw else out)
     drawn = draw or (out / "moe.json" if out else None)
     if drawn is not None:
@@ -124,6 +126,7 @@ def bench_sweep_command(
     """
     need_torch("mue bench")
     from complete_mue.lab.bench.sweep import LAYOUTS, SweepBench, run
+    from complete_mue.lab.sweep.gpu_turn import alone
 
     def each(so_far: SweepBench) -> None:
         row = so_far.rows[-1]
@@ -133,7 +136,8 @@ def bench_sweep_command(
             so_far.write(out)
 
     options: dict[str, Any] = {"intervals": repeats, "overrides": overrides or (), "profiled": profile, "each": each}
-    result = run(layout or LAYOUTS, replicas or (1, 9), device, **options)
+    with alone(device):
+        result = run(layout or LAYOUTS, replicas or (1, 9), device, **options)
     _show(result, json, out)
 
 
@@ -161,12 +165,14 @@ def bench_train_command(
     """
     need_torch("mue bench")
     from complete_mue.lab.bench.train import compare, measure
+    from complete_mue.lab.sweep.gpu_turn import alone
 
-    if recipe is None:
-        result = compare(turns=turns)
-    else:
-        report = partial(print, file=sys.stderr)
-        result = measure(recipe, overrides or (), steps=steps, device=device, report=report, profiled=profile)
+    report = partial(print, file=sys.stderr)
+    with alone(device):
+        if recipe is None:
+            result = compare(turns=turns)
+        else:
+            result = measure(recipe, overrides or (), steps=steps, device=device, report=report, profiled=profile)
     _show(result, json, out)
 
 
@@ -183,9 +189,11 @@ def bench_attention_command() -> None:
 
     from complete_mue.lab.bench.attention import TOKENS, WIDTH, run
     from complete_mue.lab.bench.machine import machine
+    from complete_mue.lab.sweep.gpu_turn import alone
 
     rows, where = run(), ", ".join(machine(torch.device("cuda")).values())
     print(f"{where}, {TOKENS:,} tokens, width {WIDTH}, bfloat16\ntokens  head_dim  plain ms  one kernel ms  ratio")
-    for row in rows:
-        times = f"{row.plain_ms:8.3f}  {row.kernel_ms:13.3f}  {row.plain_ms / row.kernel_ms:5.2f}"
-        print(f"{row.tokens:6d}  {row.head_dim:8d}  {times}", flush=True)
+    with alone():
+        for row in rows:
+            times = f"{row.plain_ms:8.3f}  {row.kernel_ms:13.3f}  {row.plain_ms / row.kernel_ms:5.2f}"
+            print(f"{row.tokens:6d}  {row.head_dim:8d}  {times}", flush=True)

@@ -12,7 +12,8 @@ import os
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -58,6 +59,15 @@ class Turn:
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
+
+
+@contextmanager
+def alone(device: str | None = None) -> Iterator[None]:
+    """The GPU to oneself, unless ``device`` is a CPU: what is timed must not share it with a sweep."""
+    on_gpu = torch.cuda.is_available() and device != "cpu"
+    with closing(Turn(lock_of(torch.device("cuda"), "train") if on_gpu else None)) as turn:
+        turn.take()
+        yield
 
 
 def _locked(handle: int) -> bool:
