@@ -159,7 +159,10 @@ def tune_command(
     span: Span = None,
     per_octave: Annotated[int, typer.Option(min=1, help="Values per factor of two.")] = 1,
     overrides: Overrides = None,
-    executor: ExecutorName = "processes",
+    executor: Annotated[
+        str | None,
+        typer.Option(help="processes, here (this one) or ray. Default: processes; here on a GPU, to compile once."),
+    ] = None,
     workers: Workers = None,
     address: Address = None,
     replicas: Replicas = None,
@@ -195,7 +198,9 @@ def tune_command(
         )
         return
     from complete_mue.lab.sweep.launch import Launch
+    from complete_mue.lab.train.trainer import pick_device
 
+    executor = executor or ("here" if pick_device(base.device).type == "cuda" and not workers else "processes")
     launch = Launch(executor, workers, address, replicas, known or (), trust_known)
     _, found = tune(base, folder, partial(run_whole, launch), **options)
     for tuned in found:
