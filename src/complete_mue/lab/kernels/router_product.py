@@ -62,9 +62,10 @@ def _logits_grad(x: Tensor, router: Tensor, grad: Tensor) -> tuple[Tensor, Tenso
     columns = torch.cat((high, middle, *rest), dim=-1)
     weight_grad = _summed(_product(columns.mT, x), 2 + len(rest), dim=-2).to(router.dtype)
     if router.dtype == torch.bfloat16:
-        return columns @ torch.cat((router, router), dim=-2), weight_grad
+        return _product(columns, torch.cat((router, router), dim=-2), x.dtype), weight_grad
     top, below = _parts(router, _ROUNDED)
-    return torch.cat((high, high, middle), dim=-1) @ torch.cat((top, below, top), dim=-2), weight_grad
+    columns, rows = torch.cat((high, high, middle), dim=-1), torch.cat((top, below, top), dim=-2)
+    return _product(columns, rows, x.dtype), weight_grad
 
 
 @_logits_grad.register_fake
@@ -83,11 +84,13 @@ def _parts(values: Tensor, count: int) -> list[Tensor]:
     return parts
 
 
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """a b, of bfloat16 and summed in float32."""
+def _product(a: Tensor, b: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """a b, of bfloat16, summed in float32."""
     if not a.is_cuda:
-        return a.float() @ b.float()
-    return (torch.mm if a.ndim == 2 else torch.bmm)(a, b, out_dtype=torch.float32)
+        return (a.float() @ b.float()).to(dtype)
+    if dtype == a.dtype:
+        return a @ b
+    return (torch.mm if a.ndim == 2 else torch.bmm)(a, b, out_dtype=dtype)
 
 
 def _summed(values: Tensor, parts: int, dim: int) -> Tensor:
