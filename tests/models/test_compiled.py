@@ -1,4 +1,4 @@
-"""Layers compile as one graph each, with every kernel that a device has."""
+"""Layers and heads compile as one graph each, with every kernel that a device has."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ def model(kind: str, layout: str) -> tuple[torch.nn.Module, tuple[torch.Tensor, 
 @pytest.mark.parametrize("kind", ["text", "pictures"])
 @pytest.mark.parametrize("layout", ["dense", "8e2a", "8e2a2g1s"])
 @pytest.mark.filterwarnings("default")
-def test_a_layer_is_one_graph(kind: str, layout: str, device: str) -> None:
+def test_a_layer_is_one_graph_and_so_is_the_head(kind: str, layout: str, device: str) -> None:
     torch.compiler.reset()
     net, inputs = model(kind, layout)
     net, inputs = net.to(device), tuple(part.to(device) for part in inputs)
     net.run_layer.call = torch.compile(net.run_layer.call, fullgraph=True, backend="aot_eager")
+    net.run_head = torch.compile(net.run_head, fullgraph=True, backend="aot_eager")
     with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
         y = net(*inputs)
     y.square().mean().backward()

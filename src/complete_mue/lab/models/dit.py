@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Unpack
 
 import torch
@@ -82,6 +82,7 @@ class DiffusionTransformer(nn.Module):
         self.input_output = multiplier(plan, Role.EMBEDDING)
         self.layers = build_layers(shape, plan, causal=False, **options)
         self.run_layer = LayerRunner(_modulated)
+        self.run_head: Callable[[RmsNorm, Tensor, Tensor, Tensor, Tensor, float], Tensor] = _velocity
         self.final_norm = RmsNorm(d, replicas=replicas)
         self.final_modulation = nn.Parameter(torch.empty(*lead, 2 * d, d))
         self.readout = nn.Parameter(torch.empty(*lead, pixels, d))
@@ -105,13 +106,13 @@ class DiffusionTransformer(nn.Module):
         rotary = picture_rotary(words.shape[-2], grid, self.head_dim, self.rotary_splits, h)
         for number, (layer, weight) in enumerate(zip(self.layers, self.modulation, strict=True)):
             h = self.run_layer(number, routings, layer, h, time, weight, rotary)
-        shift, scale = linear(time, self.final_modulation).chunk(2, dim=-1)
-        h = self.final_norm(h[..., words.shape[-2] :, :]) * (1 + scale) + shift
-        return self._image(times(self.readout_output, linear(h, self.readout)), grid)
+        h, modulation = h[..., words.shape[-2] :, :], self.final_modulation
+        return self._image(self.run_head(self.final_norm, modulation, self.readout, h, time, self.readout_output), grid)
 
     def compile_parts(self) -> None:
-        """Compile the layers, one for all of a kind."""
+        """Compile the layers, one for all of a kind, and the head."""
         self.run_layer.compile()
+        self.run_head = torch.compile(self.run_head, dynamic=False)
 
     def drop_text(self, text: Tensor, dropped: Tensor) -> Tensor:
         """Text with the dropped rows (a mask over the batch) replaced by "no text", for classifier-free guidance."""
@@ -222,3 +223,9 @@ def _modulated(
     inner = layer.feed_forward_norm(x) * (1 + scale_f) + shift_f
     routing = layer.feed_forward.route(inner)
     return x + (1 + gate_f) * layer.feed_forward(inner, routing), routing
+
+
+def _velocity(norm: RmsNorm, modulation: Tensor, readout: Tensor, h: Tensor, time: Tensor, multiplier: float) -> Tensor:
+    """The head: multiplier * readout of the modulated norm, [(K,) batch, tokens, pixels]."""
+    shift, scale = linear(time, modulation).chunk(2, dim=-1)
+    return times(multiplier, linear(norm(h) * (1 + scale) + shift, readout))

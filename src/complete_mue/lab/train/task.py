@@ -116,6 +116,7 @@ def _pictures(config: RunConfig, task: PictureTask, device: torch.device, ranks:
             config.shape, channels, patch, config.plan, text_features=next(iter(data.text_shape[1:]), None),
             qk_norm=config.qk_norm, router=config.router,
         )  # fmt: skip
+    objective = torch.compile(velocity_loss, dynamic=False) if config.compile else velocity_loss
 
     def batch(step: int) -> Batch:
         pictures = data.batch(step)
@@ -130,7 +131,7 @@ def _pictures(config: RunConfig, task: PictureTask, device: torch.device, ranks:
 
     def loss(model: nn.Module, batch: Batch, routings: list[Routing]) -> Tensor:
         x, t, text, velocity = batch
-        return velocity_loss(model(x, t, text, routings=routings), velocity, len(patch))
+        return objective(model(x, t, text, routings=routings), velocity, len(patch))
 
     sequence = task.tokens_per_row() + length
     pixels = channels * task.patch**2
