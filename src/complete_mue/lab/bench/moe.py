@@ -117,10 +117,11 @@ def run(
     """Time every kernel that can run here (or ``kernels``) at every shape of ``figures`` (or at ``shapes``).
 
     ``figures`` defaults to the paper's two, on CPU with ``width`` too; ``kernels`` to all, on a GPU without
-    ``reference``, whose plain loop needs minutes there. ``each`` is called with all rows
-    so far after every shape, so that a run that is cut short leaves what it has; ``known`` is what such a run left,
-    and shapes with a time there are not measured again. No shape is begun that would, by the slowest so far, end later
-    than ``seconds`` from now. ``profiled`` also records the time of every kernel, in steps of their own.
+    ``reference``, whose plain loop needs minutes there. SonicMoE is timed as a whole layer alone, tuned.
+    ``each`` is called with all rows so far after every shape, so that a run that is cut short leaves what it has;
+    ``known`` is what such a run left, and shapes with a time there are not measured again. No shape is begun that
+    would, by the slowest so far, end later than ``seconds`` from now. ``profiled`` also records the time of every
+    kernel, in steps of their own.
     """
     began = time.monotonic()
     check_names((), device)
@@ -228,19 +229,14 @@ def _candidates(inputs: _Inputs, name: str) -> Iterator[tuple[str, Callable[[], 
     """The rows of one kernel, by name, and how to make each; making one may fail, as any row may."""
     module = kernel_module(name)
 
-    def candidate(function: Callable[..., Tensor], up: Tensor) -> _Candidate:
-        weights = (up, inputs.down, inputs.weight)
-        return _Candidate(function, inputs, weights, (up, inputs.down, inputs.index, inputs.weight))
+    def candidate(function: Callable[..., Tensor]) -> _Candidate:
+        weights = (inputs.up, inputs.down, inputs.weight)
+        return _Candidate(function, inputs, weights, (inputs.up, inputs.down, inputs.index, inputs.weight))
 
-    if name == "sonic":  # on its own weight layout, with its default tiling: it would tune for minutes at each shape
-        module.few_configs()
-        up = module.native(inputs.up.detach()).requires_grad_()
-        yield "sonic, default tiling", lambda: candidate(module.routed_experts_native, up)
-        return
-    yield name, lambda: candidate(module.routed_experts, inputs.up)
+    yield name, lambda: candidate(module.routed_experts)
     if name == "grouped":
         compiled = torch.compile(module.routed_experts, fullgraph=True, dynamic=False)
-        yield "grouped, compiled", lambda: candidate(compiled, inputs.up)
+        yield "grouped, compiled", lambda: candidate(compiled)
 
 
 def _layer_candidates(case: Case, inputs: _Inputs, name: str) -> Iterator[tuple[str, Callable[[], _Candidate]]]:
@@ -307,6 +303,8 @@ def _run_case(
     rows: list[BenchRow] = []
     for name in kernels:
         reason = unavailable(name, inputs.x, inputs.up)
+        if reason is None and name == "sonic" and not case.whole_layer:
+            reason = f"is timed, and tuned, as a whole layer: give {' or '.join(WHOLE_LAYERS)} as figure"
         if reason is not None:
             rows += [BenchRow(case.figure, name, *shape, error=reason)] if forced else []
             continue

@@ -3,7 +3,7 @@
 SonicMoE 0.1.2 runs on newer PyTorch than its metadata admits (it asks for at most 2.9.1), needs Python 3.12 and a
 Hopper GPU, and cannot be traced by torch.compile. Its native weights interleave the rows of gate and value.
 `routed_experts` takes our order (all gate rows, then all value rows) by SonicMoE's own `concat_layout`, without a copy;
-for a measurement on its home ground, `native` reorders the weights once and `routed_experts_native` takes them so.
+for a measurement on its home ground, `native` reorders the weights once and `layer` takes them so.
 """
 
 from typing import Any
@@ -53,12 +53,21 @@ def is_default(config: Any) -> bool:
 
 def routed_experts(x: Tensor, up: Tensor, down: Tensor, index: Tensor, weight: Tensor) -> Tensor:
     """The routed experts by SonicMoE; arguments as in `triton_experts.routed_experts`."""
-    return _sonic(x, up, down, index, weight, concatenated=True)
+    from sonicmoe import moe_general_routing_inputs
+    from sonicmoe.enums import ActivationType
 
-
-def routed_experts_native(x: Tensor, up: Tensor, down: Tensor, index: Tensor, weight: Tensor) -> Tensor:
-    """The same with `up` as `native` gives it: rows gate, value, gate, value, …"""
-    return _sonic(x, up, down, index, weight, concatenated=False)
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, up, down = x.to(dtype), up.to(dtype), down.to(dtype)
+    tokens, active = index.shape
+    token = torch.arange(tokens * active, device=x.device, dtype=torch.int32) // active
+    y, _ = moe_general_routing_inputs(
+        x.contiguous(), weight.flatten().float(), token, index.flatten().int(),
+        up.permute(1, 2, 0), None, down.permute(1, 2, 0), None,
+        up.shape[0], torch.cuda.current_stream(x.device).cuda_stream, ActivationType.SWIGLU,
+        concat_layout=True,
+    )  # fmt: skip
+    return y
 
 
 def layer(x: Tensor, router: Tensor, up: Tensor, down: Tensor, active: int) -> Tensor:
@@ -72,23 +81,5 @@ def layer(x: Tensor, router: Tensor, up: Tensor, down: Tensor, active: int) -> T
     y, _, _ = moe_TC_softmax_topk_layer(
         x, router, up.permute(1, 2, 0), None, down.permute(1, 2, 0), None, active,
         torch.cuda.current_stream(x.device).cuda_stream, ActivationType.SWIGLU,
-    )  # fmt: skip
-    return y
-
-
-def _sonic(x: Tensor, up: Tensor, down: Tensor, index: Tensor, weight: Tensor, *, concatenated: bool) -> Tensor:
-    from sonicmoe import moe_general_routing_inputs
-    from sonicmoe.enums import ActivationType
-
-    if torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
-        x, up, down = x.to(dtype), up.to(dtype), down.to(dtype)
-    tokens, active = index.shape
-    token = torch.arange(tokens * active, device=x.device, dtype=torch.int32) // active
-    y, _ = moe_general_routing_inputs(
-        x.contiguous(), weight.flatten().float(), token, index.flatten().int(),
-        up.permute(1, 2, 0), None, down.permute(1, 2, 0), None,
-        up.shape[0], torch.cuda.current_stream(x.device).cuda_stream, ActivationType.SWIGLU,
-        concat_layout=concatenated,
     )  # fmt: skip
     return y
