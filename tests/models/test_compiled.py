@@ -22,9 +22,14 @@ def model(kind: str, layout: str) -> tuple[torch.nn.Module, tuple[torch.Tensor, 
     return DiffusionTransformer(shape, 3, replicas=REPLICAS, router=router), (pictures, times, captions.long())
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("kind", ["text", "pictures"])
-@pytest.mark.parametrize("layout", ["dense", "8e2a", "8e2a2g1s"])
+@pytest.mark.parametrize(
+    ("device", "layout"),
+    [
+        ("cpu", "8e2a2g1s"),
+        *(pytest.param("cuda", name, marks=pytest.mark.gpu) for name in ("dense", "8e2a", "8e2a2g1s")),
+    ],
+)
 @pytest.mark.filterwarnings("default")
 def test_a_layer_is_one_graph_and_so_is_the_head(kind: str, layout: str, device: str) -> None:
     torch.compiler.reset()
