@@ -51,3 +51,8 @@ def test_a_large_run_is_a_program_of_its_own() -> None:
     config = base_config("lm", "small")
     assert saturating(config) == 16
     assert saturating(override(config, "budget.batch_tokens=4194304")) == 1
+
+
+def test_text_that_is_not_here_counts_as_bytes() -> None:
+    config = base_config("lm", "small")
+    assert step_seconds(override(config, "task.source=nowhere"), 4) == step_seconds(config, 4)
