@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from complete_mue.cli import app
 from complete_mue.lab.bench import sweep as bench
 from complete_mue.lab.recipes import recipe
 from complete_mue.lab.sweep.cost import BANDWIDTHS, saturating, step_seconds, sweep_seconds
@@ -56,3 +58,19 @@ def test_a_large_run_is_a_program_of_its_own() -> None:
 def test_text_that_is_not_here_counts_as_bytes() -> None:
     config = base_config("lm", "small")
     assert step_seconds(override(config, "task.source=nowhere"), 4) == step_seconds(config, 4)
+
+
+@pytest.mark.parametrize(
+    ("here", "said"),
+    [
+        ("", "one NVIDIA H200"),
+        ("NVIDIA H100 80GB HBM3", "this NVIDIA H100 80GB HBM3"),
+        ("NVIDIA X1", "one NVIDIA H200"),
+    ],
+)
+def test_a_dry_run_speaks_of_this_gpu_where_its_speed_is_known(
+    here: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("complete_mue.cli.sweep._gpu", lambda: here)
+    result = CliRunner().invoke(app, ["sweep", "activated", "--dry-run"])
+    assert result.output.splitlines()[-1].endswith(f" seconds on {said}")

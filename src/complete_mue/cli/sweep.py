@@ -252,7 +252,7 @@ def _already_done(folder: Path, request: dict[str, Any], retry_failed: bool) -> 
 
 
 def _describe(sweep: Sweep, replicas: int | None) -> None:
-    from complete_mue.lab.sweep.cost import FITTED, sweep_seconds
+    from complete_mue.lab.sweep.cost import BANDWIDTHS, FITTED, sweep_seconds
     from complete_mue.lab.sweep.grid import fusible
 
     points = sweep.points
@@ -269,17 +269,18 @@ def _describe(sweep: Sweep, replicas: int | None) -> None:
         )
     for scan in sweep.scans:
         print_text(f"  {scan.hyper}: {', '.join(f'{value:.4g}' for value in scan.values)}")
-    gpu = _gpu() or f"one NVIDIA {FITTED}"
+    here = _gpu()
+    gpu = f"this {here}" if any(name in here for name in BANDWIDTHS) else f"one NVIDIA {FITTED}"
     print_text(f"  about {_duration(sweep_seconds(points, gpu, replicas))} on {gpu}")
 
 
-def _gpu() -> str | None:
-    """The GPU's name; torch is loaded only where there may be one."""
+def _gpu() -> str:
+    """The GPU's name, or nothing; torch is loaded only where there may be one."""
     if not Path("/proc/driver/nvidia").exists():
-        return None
+        return ""
     import torch
 
-    return f"this {torch.cuda.get_device_name()}" if torch.cuda.is_available() else None
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
 
 
 def _duration(seconds: float) -> str:

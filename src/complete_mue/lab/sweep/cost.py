@@ -69,8 +69,8 @@ def step_seconds(config: RunConfig, replicas: float, gpu: str = FITTED) -> float
 
 
 def bandwidth(gpu: str) -> float:
-    """Of a GPU's memory, by a word in its name; of one that is not known, that of the GPU the constants are from."""
-    return next((speed for name, speed in BANDWIDTHS.items() if name in gpu), BANDWIDTHS[FITTED])
+    """Of a GPU's memory, by a word in its name."""
+    return next(speed for name, speed in BANDWIDTHS.items() if name in gpu)
 
 
 def vocabulary(config: RunConfig) -> int:
