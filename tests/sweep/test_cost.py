@@ -73,4 +73,4 @@ def test_a_dry_run_speaks_of_this_gpu_where_its_speed_is_known(
 ) -> None:
     monkeypatch.setattr("complete_mue.cli.sweep._gpu", lambda: here)
     result = CliRunner().invoke(app, ["sweep", "activated", "--dry-run"])
-    assert result.output.splitlines()[-1].endswith(f" seconds on {said}")
+    assert result.output.splitlines()[-1].endswith(f"about 1 min on {said}")

@@ -271,7 +271,7 @@ def _describe(sweep: Sweep, replicas: int | None) -> None:
         print_text(f"  {scan.hyper}: {', '.join(f'{value:.4g}' for value in scan.values)}")
     here = _gpu()
     gpu = f"this {here}" if any(name in here for name in BANDWIDTHS) else f"one NVIDIA {FITTED}"
-    print_text(f"  about {_duration(sweep_seconds(points, gpu, replicas))} on {gpu}")
+    print_text(f"  about {math.ceil(sweep_seconds(points, gpu, replicas) / 60)} min on {gpu}")
 
 
 def _gpu() -> str:
@@ -281,12 +281,6 @@ def _gpu() -> str:
     import torch
 
     return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} seconds"
-    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
 def _report(folder: Path) -> None:

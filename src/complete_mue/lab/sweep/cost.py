@@ -51,7 +51,7 @@ def step_seconds(config: RunConfig, replicas: float, gpu: str = FITTED) -> float
     row = task.tokens_per_row() + (task.text_length if isinstance(task, PictureTask) else 0)
     tokens = config.budget.batch_tokens * row / task.tokens_per_row()
     moved, flops, attention, launches = 0.0, 6.0 * shape.parameters.active, 0.0, 0.0
-    for block in shape.blocks:
+    for block in shape.blocks:  # bytes of a token, forward and backward
         routed = bool(block.groups)
         active = sum(group.active for group in block.groups)
         moved += (120 + 28 * routed + 108 * pictures + 30 * active) * shape.width + 50 * block.experts

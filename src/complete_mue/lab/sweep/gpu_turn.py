@@ -64,8 +64,9 @@ class Turn:
 @contextmanager
 def alone(device: str | None = None) -> Iterator[None]:
     """The GPU to oneself, unless ``device`` is a CPU: what is timed must not share it with a sweep."""
-    on_gpu = torch.cuda.is_available() and device != "cpu"
-    with closing(Turn(lock_of(torch.device("cuda"), "train") if on_gpu else None)) as turn:
+    name = "cuda" if device in (None, "auto") else device
+    on_gpu = torch.cuda.is_available() and name.startswith("cuda")
+    with closing(Turn(lock_of(torch.device(name), "train") if on_gpu else None)) as turn:
         turn.take()
         yield
 
