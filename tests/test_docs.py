@@ -94,8 +94,7 @@ def test_links_lead_somewhere() -> None:
         ("moe", "granularity", "active"),
         ("moe_layers", "layer_experts", "experts"),
         ("moe_layers", "layer_active", "active"),
-        ("moe_router", "layer_experts, router", "experts"),
-        ("moe_router", "layer_active, router", "active"),
+        ("moe_width", "width, GPU", "expert_width"),
     ],
 )
 def test_kernel_tables_equal_the_records(folder: str, table: str, axis: str) -> None:
