@@ -140,6 +140,14 @@ def test_zero_weight_gives_the_router_its_gradient() -> None:
     assert not got["y"].any()
 
 
+@pytest.mark.parametrize("kernel", ["grouped", "reference"])
+def test_a_kernel_that_cannot_add_to_totals_returns_gradients(kernel: str) -> None:
+    totals = tuple(torch.zeros_like(weight) for weight in inputs()[1:3])
+    got = everything(lambda *a: routed_experts(*a, kernel=kernel, totals=totals), inputs())
+    assert_same(got, everything(lambda *a: routed_experts(*a, kernel=kernel), inputs()), 0.0)
+    assert not any(total.any() for total in totals)
+
+
 @pytest.mark.parametrize("wanted", ["x", "up", "down", "weight"])
 def test_each_gradient_alone(wanted: str) -> None:
     arguments = dict(zip(("x", "up", "down", "index", "weight"), inputs(), strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ def case(
     return x.to(dtype), up.to(dtype), down.to(dtype), index, weight
 
 
-def outputs(kernel: Callable[..., Tensor], case: Case, grad: Tensor) -> dict[str, Tensor]:
+def outputs(kernel: Callable[..., Tensor], case: Case, grad: Tensor) -> dict[str, Any]:
     x, up, down, index, weight = case
     leaves = [t.detach().clone().requires_grad_() for t in (x, up, down, weight)]
     y = kernel(leaves[0], leaves[1], leaves[2], index, leaves[3])
@@ -53,7 +54,7 @@ def error(got: Tensor, want: Tensor) -> float:
     return ((got.double() - want.double()).norm() / want.double().norm().clamp_min(1e-30)).item()
 
 
-def assert_close(case: Case) -> dict[str, Tensor]:
+def assert_close(case: Case) -> dict[str, Any]:
     grad = torch.randn_like(case[0])
     want = outputs(plain_loop.routed_experts, in_float64(case), grad)
     got = outputs(triton_experts.routed_experts, case, grad)
@@ -182,6 +183,44 @@ def test_compiles_as_one_graph() -> None:
     assert all(torch.equal(eager[name], traced[name]) for name in NAMES)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    ("tokens", "width", "expert_width", "experts", "active"),
+    [(512, 256, 128, 8, 2), (333, 320, 200, 5, 3), (77, 136, 72, 16, 4), (600, 128, 64, 300, 8), (3, 128, 64, 9, 3)],
+)
+def test_gradients_of_experts_are_added_to_totals(
+    tokens: int, width: int, expert_width: int, experts: int, active: int, compiled: bool
+) -> None:
+    x, up, down, index, _ = one = case(tokens, width, expert_width, experts, active)
+    grad = torch.randn_like(x)
+    want = outputs(plain_loop.routed_experts, in_float64(one), grad)
+    totals = torch.ones_like(up, dtype=torch.float32), torch.ones_like(down, dtype=torch.float32)
+    kernel = torch.compile(triton_experts.routed_experts, fullgraph=True) if compiled else triton_experts.routed_experts
+    for number in (1, 2):
+        got = outputs(lambda *case: kernel(*case, totals), one, grad)
+        assert got["dup"] is got["ddown"] is None
+        assert all(error(got[name], want[name]) < 1e-2 for name in ("y", "dx", "dweight"))
+        for total, name in zip(totals, ("dup", "ddown"), strict=True):
+            # Both operands of the product were rounded to bfloat16; the sum was not.
+            assert error(total - 1, number * want[name]) < 1e-2
+    unused = torch.ones(experts, dtype=torch.bool, device="cuda").index_fill_(0, index.flatten(), False)
+    assert all(bool((total[unused] == 1).all()) for total in totals)
+
+
+def test_totals_are_the_same_in_two_runs_and_hold_what_bfloat16_would_lose() -> None:
+    x, up, down, *_ = one = case(700, 256, 128, 8, 2)
+    grad = torch.randn_like(x)
+    plain = outputs(triton_experts.routed_experts, one, grad)
+    runs = []
+    for _ in range(2):
+        totals = torch.zeros_like(up, dtype=torch.float32), torch.zeros_like(down, dtype=torch.float32)
+        outputs(lambda *case, totals=totals: triton_experts.routed_experts(*case, totals), one, grad)
+        runs.append(totals)
+    for first, second, name in zip(*runs, ("dup", "ddown"), strict=True):
+        assert torch.equal(first, second)
+        assert torch.equal(first.to(torch.bfloat16), plain[name])
+
+
 def test_past_two_to_the_31_elements() -> None:
     tokens, width, active = 9000, 4096, 64
     assert tokens * active * width > 2**31
@@ -201,3 +240,7 @@ def test_small_case_for_the_sanitizer() -> None:
             triton_experts.routed_experts, case(150, *widths, 3, 2), torch.randn(150, widths[0], device="cuda")
         )
         assert all(value.isfinite().all() for value in got.values())
+    x, up, down, *_ = one = case(150, 136, 72, 3, 2)
+    totals = torch.zeros_like(up, dtype=torch.float32), torch.zeros_like(down, dtype=torch.float32)
+    outputs(lambda *case: triton_experts.routed_experts(*case, totals), one, torch.randn_like(x))
+    assert all(bool(total.isfinite().all()) for total in totals)

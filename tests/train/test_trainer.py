@@ -167,3 +167,24 @@ def test_a_recorded_micro_batch_is_the_plain_one(name: str) -> None:
     assert isinstance(recorded._micro_batch, Recorded)
     assert recorded._micro_batch._graph is not None
     assert losses[1] == pytest.approx(losses[0], rel=2e-3)  # bfloat16, and gradients summed in another order
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("default")
+def test_experts_gradients_are_summed_by_their_product() -> None:
+    config = override(recipe("lm_tiny:8e2a@64"), "precision=bfloat16", "accumulate=2", "device=cuda", "compile=false")
+    summing, plain = (Trainer(config, torch.device("cuda")) for _ in range(2))
+    for trainer in (summing, plain):
+        trainer.start()
+    blocks = [layer.feed_forward for layer in plain.model.layers]
+    assert all(block.totals for block in blocks)
+    for block in blocks:
+        block.totals = None
+    for trainer in (summing, plain):
+        trainer._backward(trainer._placed(trainer.task.batch(0)))
+    for name, master in summing.masters.items():
+        other = plain.masters[name].grad
+        assert master.grad is not None
+        assert other is not None
+        assert not torch.equal(master.grad, other)  # else a product was rounded to bfloat16, or did not add
+        assert float((master.grad - other).norm() / other.norm()) < 2**-8  # the rounding of bfloat16

@@ -42,6 +42,7 @@ class Kernel:
     automatic: bool = True  # taken unasked where it can run; else only by its name
     package: str | None = None
     hopper: bool = False
+    adds: bool = False  # takes float32 ``totals`` to add the experts' gradients to
     missing: bool = field(init=False)  # its package is not installed
 
     def __post_init__(self) -> None:
@@ -71,7 +72,11 @@ def _sonic() -> ModuleType:
     return sonic
 
 
-register(Kernel("triton", _triton, "fused Triton kernels for NVIDIA Hopper; bfloat16", package="triton", hopper=True))
+register(
+    Kernel(
+        "triton", _triton, "fused Triton kernels for NVIDIA Hopper; bfloat16", package="triton", hopper=True, adds=True
+    )
+)
 register(
     Kernel(
         "sonic", _sonic,
@@ -94,13 +99,17 @@ class KernelInfo:
 
 
 def routed_experts(
-    x: Tensor, up: Tensor, down: Tensor, index: Tensor, weight: Tensor, *, kernel: str | None = None
-) -> Tensor:
+    x: Tensor, up: Tensor, down: Tensor, index: Tensor, weight: Tensor, *, kernel: str | None = None,
+    totals: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:  # fmt: skip
     """Weighted sum of each token's experts: y[t] = sum over slots j of weight[t, j] * expert index[t, j] at x[t].
 
     x [tokens, width]; up [experts, 2 expert_width, width], gate rows first; down [experts, width, expert_width];
     index, weight [tokens, active]. Every argument but x takes a leading replica axis together; x may (else it is
     shared). Returns [(replicas,) tokens, width] in x's dtype; under autocast, in autocast's dtype.
+
+    ``totals`` are float32, of the shapes of up and down. A kernel that can adds their gradients there and returns none:
+    a step of many micro-batches would sum them anyway. Not for replicas.
     """
     if x.is_meta:
         return x.new_empty(*index.shape[:-1], x.shape[-1])
@@ -108,8 +117,8 @@ def routed_experts(
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         with torch.autocast(device, enabled=False):
-            return _in_one_dtype(x.to(dtype), up.to(dtype), down.to(dtype), index, weight, kernel)
-    return _in_one_dtype(x, up, down, index, weight, kernel)
+            return _in_one_dtype(x.to(dtype), up.to(dtype), down.to(dtype), index, weight, kernel, totals)
+    return _in_one_dtype(x, up, down, index, weight, kernel, totals)
 
 
 def choose(x: Tensor, up: Tensor, *, kernel: str | None = None) -> str:
@@ -161,9 +170,14 @@ def unavailable(name: str, x: Tensor, up: Tensor) -> str | None:
     return reason
 
 
-def _in_one_dtype(x: Tensor, up: Tensor, down: Tensor, index: Tensor, weight: Tensor, kernel: str | None) -> Tensor:
+def _in_one_dtype(
+    x: Tensor, up: Tensor, down: Tensor, index: Tensor, weight: Tensor, kernel: str | None,
+    totals: tuple[Tensor, Tensor] | None,
+) -> Tensor:  # fmt: skip
     if up.ndim == 3:
-        return kernel_module(choose(x, up, kernel=kernel)).routed_experts(x, up, down, index, weight)
+        name = choose(x, up, kernel=kernel)
+        more = {"totals": totals} if totals is not None and KERNELS[name].adds else {}
+        return kernel_module(name).routed_experts(x, up, down, index, weight, **more)
     replicas, experts = up.shape[:2]
     run = kernel_module(choose(x, up[0], kernel=kernel)).routed_experts
     if x.ndim == 2:

@@ -39,25 +39,32 @@ def unavailable(x: Tensor, up: Tensor) -> str | None:
     return None
 
 
-def routed_experts(x: Tensor, up: Tensor, down: Tensor, index: Tensor, weight: Tensor) -> Tensor:
+def routed_experts(
+    x: Tensor, up: Tensor, down: Tensor, index: Tensor, weight: Tensor, totals: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
     """y[t] = sum_j weight[t, j] * down[index[t, j]] @ (silu(gate) * value), [gate; value] = up[index[t, j]] @ x[t].
 
     x [tokens, width], up [experts, 2 * expert_width, width] (gate rows first), down [experts, width, expert_width],
     index [tokens, active] (distinct per token), weight [tokens, active] -> [tokens, width] in the dtype of x
-    (under autocast in the autocast dtype). Gradients flow to x, up, down and weight.
+    (under autocast in the autocast dtype). Gradients flow to x, up, down and weight. The Hopper kernels add those of up
+    and down to ``totals`` instead, float32 and of their shapes, where they are given.
     """
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, up, down = x.to(dtype), up.to(dtype), down.to(dtype)
     # Inside `forward` no tensor says that it needs a gradient, so whether to keep the hidden rows is decided here.
     keep = torch.is_grad_enabled() and any(t.requires_grad for t in (x, up, down, weight))
+    up_total, down_total = totals if totals and _hopper(down.shape[2], down.shape[1], x.dtype) else (None, None)
     with torch.autocast(x.device.type, enabled=False):
-        return _RoutedExperts.apply(x, up, down, index, weight, keep)
+        return _RoutedExperts.apply(x, up, down, index, weight, keep, up_total, down_total)
 
 
 class _RoutedExperts(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, up: Tensor, down: Tensor, index: Tensor, weight: Tensor, keep: bool) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, up: Tensor, down: Tensor, index: Tensor, weight: Tensor, keep: bool,
+        up_total: Tensor | None, down_total: Tensor | None,
+    ) -> Tensor:  # fmt: skip
         x, up, down = x.contiguous(), up.contiguous(), down.contiguous()
         ctx.weight_dtype = weight.dtype
         if index.numel() == 0:
@@ -66,33 +73,38 @@ class _RoutedExperts(torch.autograd.Function):
         rows = _sort(index, weight, up.shape[0])
         hidden, act = _up_swiglu(x, up, *rows, keep)
         y = _gather_sum(_rows_product(act, down, *rows, False), rows[2], weight)
-        ctx.save_for_backward(x, up, down, hidden, *rows)
+        totals = () if up_total is None or down_total is None else (up_total, down_total)
+        ctx.save_for_backward(x, up, down, hidden, *rows, *totals)
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, up, down, hidden, *rows = ctx.saved_tensors
+        x, up, down, hidden, *rest = ctx.saved_tensors
+        rows, totals = rest[:6], rest[6:]
         if not rows:  # no pairs at all
             dx, dup, ddown, dweight = (torch.zeros_like(t) for t in (x, up, down, hidden))
-            return dx, dup, ddown, None, dweight, None
+            return dx, dup, ddown, None, dweight, None, None, None
         if not torch.compiler.is_compiling():
             # Lets the hidden rows go before the largest gradient is allocated, unless the graph is kept.
             ctx.maybe_clear_saved_tensors()
-        need_x, need_up, need_down, _, need_weight, _ = ctx.needs_input_grad
+        need_x, need_up, need_down, _, need_weight, *_ = ctx.needs_input_grad
+        add = bool(totals) and need_up and need_down and need_weight
         grad = grad.contiguous()
         dx = dup = ddown = dweight = None
         hidden_grad, scaled, partial = _swiglu_grad(grad, hidden, down, *rows)
         del hidden
-        if need_weight:
-            dweight = _collect_scale_grad(partial, rows[2]).to(ctx.weight_dtype)
-        if need_down:
+        if add:
+            dweight = _add_expert_products(*totals, x, hidden_grad, grad, scaled, partial, *rows)
+        elif need_weight:
+            dweight = _collect_scale_grad(partial, rows[2])
+        if need_down and not add:
             ddown = _expert_product(grad, scaled, *rows, False)
         del scaled, partial
         if need_x:
             dx = _gather_sum(_rows_product(hidden_grad, up, *rows, True), rows[2], None)
-        if need_up:
+        if need_up and not add:
             dup = _expert_product(x, hidden_grad, *rows, True)
-        return dx, dup, ddown, None, dweight, None
+        return dx, dup, ddown, None, None if dweight is None else dweight.to(ctx.weight_dtype), None, None, None
 
 
 def _on_its_device(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -219,6 +231,28 @@ def _expert_product(
 def _(by_token: Tensor, by_row: Tensor, *rest: Any) -> Tensor:
     m, n = by_token.shape[1], by_row.shape[1]
     return by_token.new_empty(rest[4].shape[0], *((n, m) if rest[-1] else (m, n)))
+
+
+# It changes the totals and does not say so, lest torch.compile copy them to keep them as they were: nothing else in a
+# graph reads them. It returns the routing weights' gradient, so that it is not dropped as without effect.
+@torch.library.custom_op("complete_mue::add_expert_products", mutates_args=())
+@_on_its_device
+def _add_expert_products(
+    up_total: Tensor, down_total: Tensor, x: Tensor, hidden_grad: Tensor, grad: Tensor, scaled: Tensor, partial: Tensor,
+    token: Tensor, scale: Tensor, place: Tensor, start: Tensor, count: Tensor, expert: Tensor,
+) -> Tensor:  # fmt: skip
+    from complete_mue.lab.kernels.triton_glue import collect_scale_grad
+    from complete_mue.lab.kernels.triton_hopper import expert_product
+
+    rows = _rows(token, scale, place, start, count, expert)
+    expert_product(grad, scaled, rows, flip=False, total=down_total)
+    expert_product(x, hidden_grad, rows, flip=True, total=up_total)
+    return collect_scale_grad(partial, place)
+
+
+@_add_expert_products.register_fake
+def _(*tensors: Tensor) -> Tensor:
+    return tensors[6].new_empty(tensors[9].shape)
 
 
 @torch.library.custom_op("complete_mue::gather_sum", mutates_args=())

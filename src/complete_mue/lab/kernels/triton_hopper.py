@@ -5,7 +5,8 @@ One block runs per multiprocessor. A producer fills a ring of shared-memory stag
 under the products of the other. Rows picked by token come in by asynchronous copies, all other operands by the tensor
 memory accelerator. Results leave through two small panels per consumer and are stored asynchronously while the next
 tile's operands arrive; the SwiGLU gradient instead gets its gate and value tiles through the ring and writes its
-results over them.
+results over them. Weight gradients can be added to float32 sums as they leave: the copy itself adds, in the L2 cache,
+and since one block adds to a place, once, two runs give the same bits.
 
 Axes: rows are (token, choice) pairs sorted by expert, see `triton_sort`. Widths are multiples of 8, in bfloat16 or
 float16.
@@ -16,8 +17,10 @@ import functools
 import torch
 import triton
 from torch import Tensor
+from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import (
     async_copy,
     fence_async_shared,
@@ -46,6 +49,13 @@ _UP = gl.constexpr(UP)
 _GRAD = gl.constexpr(GRAD)
 _COPIERS = gl.constexpr(128)  # producer threads when rows are gathered
 _PANEL = gl.constexpr(TILE * BLOCK_K * 2)  # bytes of a third of a stage, [128, 64]
+
+
+@builtin
+def _async_add_shared_to_global(tensor_desc, coord, src, _semantic=None):
+    """`tma.async_copy_shared_to_global` that adds to what is there; Gluon has the operation, and no name for it."""
+    coord = _semantic._convert_to_ir_values(coord, require_i64=False)
+    _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, tensor_desc.handle, coord, src.handle)
 
 
 @gluon.jit
@@ -130,8 +140,9 @@ def _make_ring(dtype: gl.constexpr, B_SHAPE: gl.constexpr, GATHER: gl.constexpr,
 
 @gluon.jit
 def _make_staging(dtype: gl.constexpr):
-    """Two [64, 64] panels for each consumer, through which results leave in turn."""
-    return gl.allocate_shared_memory(dtype, [4, _HALF, _K], gl.NVMMASharedLayout(128, 16, 2))
+    """Two [64, 64] panels for each consumer, through which results leave in turn; of float32 [64, 32]."""
+    bits: gl.constexpr = dtype.primitive_bitwidth
+    return gl.allocate_shared_memory(dtype, [4, _HALF, 1024 // bits], gl.NVMMASharedLayout(128, bits, 2))
 
 
 @gluon.jit
@@ -164,6 +175,29 @@ def _store_tile(acc, out, expert, row, column, staging, SIDE: gl.constexpr, STAC
             tma.async_copy_shared_to_global(out, [expert, at, row], _cube(panel, _K, _HALF))
         else:
             tma.async_copy_shared_to_global(out, [expert, row, at], _cube(panel, _HALF, _K))
+
+
+@gluon.jit
+def _add_tile(acc, out, expert, row, column, staging, SIDE: gl.constexpr, FLIP: gl.constexpr):
+    """Add this consumer's [64, 256] to float32 sums at [row, column], or with `FLIP` its transpose at [column, row]."""
+    wide: gl.constexpr = _K // 2
+    shape: gl.constexpr = [wide, _HALF] if FLIP else [_HALF, wide]
+    left, right = _split_columns(acc, 128)
+    part_0, part_1 = _split_columns(left, 64)
+    part_2, part_3 = _split_columns(right, 64)
+    for part in gl.static_range(8):
+        quarter = part_0 if part < 2 else (part_1 if part < 4 else (part_2 if part < 6 else part_3))
+        first, second = _split_columns(quarter, wide)
+        x = first if part % 2 == 0 else second
+        at = column + part * wide
+        memory = staging.index(2 * SIDE + part % 2)
+        panel = memory._reinterpret(memory.dtype, shape, gl.NVMMASharedLayout(128, 32, 2))
+        _put(x, panel, FLIP)
+        cube = memory._reinterpret(memory.dtype, [1, shape[0], shape[1]], gl.NVMMASharedLayout(128, 32, 3))
+        if FLIP:
+            _async_add_shared_to_global(out, [expert, at, row], cube)
+        else:
+            _async_add_shared_to_global(out, [expert, row, at], cube)
 
 
 @gluon.jit
@@ -389,7 +423,7 @@ def _expert_producer(
 @gluon.jit
 def _expert_consumer(
     out, count, experts, group, ring_a, ring_b, ready, empty, staging,
-    SIDE: gl.constexpr, M: gl.constexpr, N: gl.constexpr, FLIP: gl.constexpr, STAGES: gl.constexpr,
+    SIDE: gl.constexpr, M: gl.constexpr, N: gl.constexpr, FLIP: gl.constexpr, ADD: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _N, 16])
     tiles_m: gl.constexpr = (M + _M - 1) // _M
@@ -413,7 +447,10 @@ def _expert_consumer(
             step += 1
         acc = warpgroup_mma_wait(0, deps=(acc,))
         _release(empty, step, pairs > 0, STAGES)
-        _store_tile(acc, out, expert, m * _M + SIDE * _HALF, n * _N, staging, SIDE, True, FLIP)
+        if not ADD:
+            _store_tile(acc, out, expert, m * _M + SIDE * _HALF, n * _N, staging, SIDE, True, FLIP)
+        elif pairs > 0:
+            _add_tile(acc, out, expert, m * _M + SIDE * _HALF, n * _N, staging, SIDE, FLIP)
         pairs = following
     tma.store_wait(0)
 
@@ -421,17 +458,17 @@ def _expert_consumer(
 @gluon.jit(do_not_specialize=["group"])
 def _expert_kernel(
     source, rows_desc, out, token, start, count, experts, group,
-    M: gl.constexpr, N: gl.constexpr, FLIP: gl.constexpr, STAGES: gl.constexpr,
+    M: gl.constexpr, N: gl.constexpr, FLIP: gl.constexpr, ADD: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    ring_a, ring_b, ready, empty = _make_ring(out.dtype, (_K, _N), True, STAGES)
+    ring_a, ring_b, ready, empty = _make_ring(rows_desc.dtype, (_K, _N), True, STAGES)
     staging = _make_staging(out.dtype)
     gl.warp_specialize(
         [
             (_expert_consumer, (
-                out, count, experts, group, ring_a, ring_b, ready, empty, staging, 0, M, N, FLIP, STAGES,
+                out, count, experts, group, ring_a, ring_b, ready, empty, staging, 0, M, N, FLIP, ADD, STAGES,
             )),
             (_expert_consumer, (
-                out, count, experts, group, ring_a, ring_b, ready, empty, staging, 1, M, N, FLIP, STAGES,
+                out, count, experts, group, ring_a, ring_b, ready, empty, staging, 1, M, N, FLIP, ADD, STAGES,
             )),
             (_expert_producer, (
                 source, rows_desc, token, start, count, experts, group, ring_a, ring_b, ready, empty, M, N, STAGES,
@@ -453,7 +490,7 @@ def _aligned(tensor: Tensor) -> Tensor:
 
 
 def _tiled(tensor: Tensor, *block: int) -> TensorDescriptor:
-    layout = gl.NVMMASharedLayout(128, 16, len(block))
+    layout = gl.NVMMASharedLayout(128, 8 * tensor.itemsize, len(block))
     return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), list(block), layout)
 
 
@@ -523,17 +560,23 @@ def swiglu_grad(grad: Tensor, hidden: Tensor, down: Tensor, rows: Rows) -> tuple
     return hidden_grad, scaled, partial
 
 
-def expert_product(by_token: Tensor, by_row: Tensor, rows: Rows, *, flip: bool) -> Tensor:
+def expert_product(by_token: Tensor, by_row: Tensor, rows: Rows, *, flip: bool, total: Tensor | None = None) -> Tensor:
     """by_token^T by_row over each expert's rows, or with `flip` its transpose by_row^T by_token.
 
     by_token [tokens, m], by_row [rows, n] -> [experts, m, n] (`flip`: [experts, n, m]), exactly zero for an expert
-    without rows. The token side is always the 128-wide one of a tile, since its rows are gathered by threads.
+    without rows; or added to a float32 `total` of that shape. The token side is always the 128-wide one of a tile,
+    since its rows are gathered by threads.
     """
     by_token, by_row = _aligned(by_token), _aligned(by_row)
     experts, m, n = rows.count.numel(), by_token.shape[1], by_row.shape[1]
-    out = by_token.new_empty(experts, *((n, m) if flip else (m, n)))
+    if total is None:
+        out = by_token.new_empty(experts, *((n, m) if flip else (m, n)))
+        stored = _tiled(out, 1, HALF, BLOCK_K)
+    else:
+        out = total
+        stored = _tiled(out, 1, *((BLOCK_K // 2, HALF) if flip else (HALF, BLOCK_K // 2)))
     _expert_kernel[(_processors(out.device),)](
-        by_token, _tiled(by_row, BLOCK_K, BLOCK_N), _tiled(out, 1, HALF, BLOCK_K),
-        rows.token, rows.start, rows.count, experts, EXPERTS_GROUP, m, n, flip, STAGES, num_warps=4,
+        by_token, _tiled(by_row, BLOCK_K, BLOCK_N), stored, rows.token, rows.start, rows.count, experts, EXPERTS_GROUP,
+        m, n, flip, total is not None, STAGES, num_warps=4,
     )  # fmt: skip
     return out

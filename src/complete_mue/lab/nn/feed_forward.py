@@ -36,11 +36,13 @@ class FeedForward(nn.Module):
     branches beside them. Experts of several widths have one pair per width, ``expert_up_0``, ``expert_up_1``, ….
     ``replicas=K`` puts an axis of K in front of every parameter: K models of one shape in one program.
     Where experts are spread over ranks, ``expert_ranks`` is their process group and the block's weights are DTensors.
+    ``totals`` are float32 gradients of experts by name: a kernel that can adds to them, and the weights get none.
     """
 
     router: Tensor
     selection_bias: Tensor | None
     expert_ranks: Any = None
+    totals: dict[str, Tensor] | None = None
 
     def __init__(
         self,
@@ -157,7 +159,8 @@ class FeedForward(nn.Module):
             up, down = self._weight(stack.up), self._weight(stack.down)
             index, share = stack.take(routing.index, weight, len(self._stacks))
             if self.expert_ranks is None:
-                y = routed_experts(tokens, up, down, index, share, kernel=self.kernel)
+                totals = (self.totals[stack.up], self.totals[stack.down]) if self.totals else None
+                y = routed_experts(tokens, up, down, index, share, kernel=self.kernel, totals=totals)
             else:
                 y = exchange.routed_experts(tokens, up, down, index, share, group=self.expert_ranks, kernel=self.kernel)
             parts.append(y)

@@ -96,7 +96,8 @@ class Trainer:
         Its gradients are added to ones that stay in place.
         """
         for bound in self.binding:
-            bound.parameter.grad = torch.zeros_like(bound.parameter)
+            if bound.parameter.grad is None:
+                bound.parameter.grad = torch.zeros_like(bound.parameter)
         self._micro_batch = Recorded(self._plain_micro_batch)
 
     def step(self, number: int, *, detailed: bool = False) -> Step:
