@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 from complete_mue.apply.initialize import initialize  # noqa: E402
 from complete_mue.apply.optim import clip_grad_norm_, param_groups  # noqa: E402
 from complete_mue.lab.recipes import recipe  # noqa: E402
+from complete_mue.lab.sweep.adamw import ReplicaAdamW  # noqa: E402
 from complete_mue.lab.sweep.fused import train_fused  # noqa: E402
 from complete_mue.lab.train.config import RunConfig, override  # noqa: E402
 from complete_mue.lab.train.task import build  # noqa: E402
@@ -96,6 +97,33 @@ def test_a_diverging_replica_touches_no_other(name: str) -> None:
     assert results[0] == calm[0]
     assert results[2] == calm[2]
     assert all(parameter[0].isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["lm shared", "dit moe"])
+def test_every_replica_starts_as_its_solo_run_whatever_memory_held(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model whose weights and selection biases are NaN before they are set; seeds and inits repeat among replicas."""
+    stale = torch.nn.Module.to_empty
+
+    def full_of_nan(model: torch.nn.Module, **options: object) -> torch.nn.Module:
+        stale(model, **options)
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.detach().fill_(torch.nan)
+        return model
+
+    monkeypatch.setattr(torch.nn.Module, "to_empty", full_of_nan)
+    changes = [*REPLICAS, ("reference.hyper.lr=4e-3",), ("reference.hyper.init_std=0.5",), ("seed=3",)]
+    configs = [config_of(name, *more, "budget.steps=1") for more in changes]
+    monkeypatch.setattr(ReplicaAdamW, "step", lambda *arguments: None)
+    _, fused = train_fused(configs)
+    plain = {spec.name: spec.multiplier for spec in fused.tensors()}
+    for k, config in enumerate(configs):
+        alone = build(config).model
+        initialize(alone, config.plan, seed=config.seed)
+        scale = {spec.name: spec.multiplier for spec in alone.tensors()}
+        for key, weight in fused.named_parameters():
+            wanted = scale[key] * alone.get_parameter(key)
+            torch.testing.assert_close(plain[key] * weight[k], wanted, msg=f"{k} {key}")
+    assert all(buffer.isfinite().all() for buffer in fused.buffers())
 
 
 def test_only_alike_configs_are_fused() -> None:

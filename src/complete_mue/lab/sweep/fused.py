@@ -31,6 +31,7 @@ from complete_mue.lab.train.cuda_graph import WARM_UP, Recorded
 from complete_mue.lab.train.schedule import last_window
 from complete_mue.lab.train.task import Batch, Task, build
 from complete_mue.lab.train.trainer import added, balance, pick_device
+from complete_mue.layout import ModelShape
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def train_fused(
     tasks = [build(dataclasses.replace(first, seed=seed)) for seed in seeds]
     whose = torch.tensor([seeds.index(config.seed) for config in configs], device=device)
     tasks[0].check_holds(first.budget)
-    model = _bare_model(first, tasks[0], len(configs)).to(device, dtype)
+    model = _bare_model(first, tasks[0], len(configs), device, dtype)
     optimizer = _prepare(model, configs)
     if first.compile:
         model.compile_parts()
@@ -111,19 +112,26 @@ def _check_alike(configs: Sequence[RunConfig]) -> None:
             )
 
 
-def _bare_model(config: RunConfig, task: Task, replicas: int) -> nn.Module:
-    """The task's model without a plan's multipliers, with a replica axis."""
+def _bare_model(config: RunConfig, task: Task, replicas: int, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """The task's model without a plan's multipliers, with a replica axis; its weights are whatever memory held."""
     options = LayerOptions(
         attention_scale=config.plan.attention_scale, qk_norm=config.qk_norm, router=config.router, replicas=replicas
     )
-    solo = task.model
+    with torch.device("meta"):  # weights drawn here would be thrown away
+        model = _like(task.model, config.shape, options)
+    model.to(dtype).to_empty(device=device)
+    for layer in model.layers:
+        layer.feed_forward.reset_buffers()
+    return model
+
+
+def _like(solo: nn.Module, shape: ModelShape, options: LayerOptions) -> LanguageModel | DiffusionTransformer:
+    """A model of the kind and on the data of ``solo``."""
     if isinstance(solo, LanguageModel):
-        return LanguageModel(config.shape, solo.vocab, **options)
+        return LanguageModel(shape, solo.vocab, **options)
     assert isinstance(solo, DiffusionTransformer)
     text, features = solo.text_vocab, solo.text_features
-    return DiffusionTransformer(
-        config.shape, solo.channels, solo.patch, text_vocab=text, text_features=features, **options
-    )
+    return DiffusionTransformer(shape, solo.channels, solo.patch, text_vocab=text, text_features=features, **options)
 
 
 def _prepare(model: nn.Module, configs: Sequence[RunConfig]) -> ReplicaAdamW:
@@ -131,10 +139,8 @@ def _prepare(model: nn.Module, configs: Sequence[RunConfig]) -> ReplicaAdamW:
     bindings = [{b.name: b for b in bind(model, config.plan)} for config in configs]
     parameters = {name: b.parameter for name, b in bindings[0].items()}
     device = next(iter(parameters.values())).device
-    with torch.no_grad():
-        for k, (config, bound) in enumerate(zip(configs, bindings, strict=True)):
-            for name, b in bound.items():
-                parameters[name][k].copy_(initial_replica(b, config.seed))
+    for name, parameter in parameters.items():
+        _draw(parameter, [bound[name] for bound in bindings], [config.seed for config in configs])
 
     def vector(values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float64, device=device)
@@ -151,6 +157,17 @@ def _prepare(model: nn.Module, configs: Sequence[RunConfig]) -> ReplicaAdamW:
     betas = torch.stack([vector([config.plan.hyper.betas[i] for config in configs]) for i in range(2)])
     compiled = configs[0].compile and device.type == "cuda"
     return ReplicaAdamW(parameters, settings, betas, max_norm=configs[0].clip, compiled=compiled)
+
+
+@torch.no_grad()
+def _draw(parameter: Tensor, replicas: list[Bound], seeds: list[int]) -> None:
+    """Initial weights of every replica; those of one seed and one init are drawn once."""
+    drawn: dict[tuple[object, ...], Tensor] = {}
+    for weights, bound, seed in zip(parameter, replicas, seeds, strict=True):
+        key = (seed, bound.row.init_std, bound.folded)
+        if key not in drawn:
+            drawn[key] = initial_replica(bound, seed)
+        weights.copy_(drawn[key])
 
 
 def _placed_batches(tasks: list[Task], whose: Tensor, steps: int, dtype: torch.dtype) -> Iterator[Batch]:
