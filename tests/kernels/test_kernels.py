@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -198,6 +199,25 @@ def test_replicas_are_solo_runs(kernel: str, experts: int, most: int, monkeypatc
         lambda *a: torch.stack([routed_experts(*(t[k] for t in a), kernel=kernel) for k in range(5)]), arguments
     )
     assert_same(together, solo_grads, 1e-5)
+
+
+@pytest.mark.parametrize(("most", "told"), [(1023, [5]), (12, [2, 2, 1])])
+def test_a_kernel_that_asks_is_told_how_many_replicas(
+    most: int, told: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def run(*arguments: Tensor, replicas: int) -> Tensor:
+        seen.append(replicas)
+        return plain_loop.routed_experts(*arguments)
+
+    module = SimpleNamespace(routed_experts=run, unavailable=lambda x, up: None)
+    kernel = dispatch.Kernel("asking", lambda: module, "", takes=("replicas",))
+    monkeypatch.setitem(dispatch.KERNELS, "asking", kernel)
+    monkeypatch.setattr(dispatch, "MOST_EXPERTS", most)
+    arguments = inputs(experts=6, replicas=(5,))
+    assert torch.equal(routed_experts(*arguments, kernel="asking"), routed_experts(*arguments, kernel="reference"))
+    assert seen == told
 
 
 @pytest.mark.parametrize(("tokens", "expert_width"), [(7, 4), (64, 8), (111, 12)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -197,7 +198,7 @@ def test_gradients_of_experts_are_added_to_totals(
     totals = torch.ones_like(up, dtype=torch.float32), torch.ones_like(down, dtype=torch.float32)
     kernel = torch.compile(triton_experts.routed_experts, fullgraph=True) if compiled else triton_experts.routed_experts
     for number in (1, 2):
-        got = outputs(lambda *case: kernel(*case, totals), one, grad)
+        got = outputs(lambda *case: kernel(*case, totals=totals), one, grad)
         assert got["dup"] is got["ddown"] is None
         assert all(error(got[name], want[name]) < 1e-2 for name in ("y", "dx", "dweight"))
         for total, name in zip(totals, ("dup", "ddown"), strict=True):
@@ -214,11 +215,51 @@ def test_totals_are_the_same_in_two_runs_and_hold_what_bfloat16_would_lose() -> 
     runs = []
     for _ in range(2):
         totals = torch.zeros_like(up, dtype=torch.float32), torch.zeros_like(down, dtype=torch.float32)
-        outputs(lambda *case, totals=totals: triton_experts.routed_experts(*case, totals), one, grad)
+        outputs(lambda *case, totals=totals: triton_experts.routed_experts(*case, totals=totals), one, grad)
         runs.append(totals)
     for first, second, name in zip(*runs, ("dup", "ddown"), strict=True):
         assert torch.equal(first, second)
         assert torch.equal(first.to(torch.bfloat16), plain[name])
+
+
+def side_by_side(tokens: int, experts: int, active: int, replicas: int) -> Tensor:
+    """Choices of each replica's tokens among its own experts, the later ones more often, some never."""
+    liking = torch.rand(replicas, tokens, experts, device="cuda") + torch.linspace(0, 1, experts, device="cuda")
+    liking[..., 1] = -1
+    first = torch.arange(replicas, device="cuda")[:, None, None] * experts
+    return (liking.topk(active).indices + first).flatten(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "experts", "active", "replicas"),
+    [
+        pytest.param(16384, 64, 2, 11, id="as in a sweep"),
+        pytest.param(1024, 16, 1, 4, id="one block each"),
+        pytest.param(384, 12, 8, 3, id="three blocks each"),
+        pytest.param(140 * 512, 20, 2, 3, id="more blocks than are scanned at once"),
+        pytest.param(333, 16, 2, 3, id="blocks of two replicas"),
+    ],
+)
+def test_pairs_are_sorted_the_same_replica_by_replica(tokens: int, experts: int, active: int, replicas: int) -> None:
+    from complete_mue.lab.kernels.triton_sort import TILE, sort_rows
+
+    index = side_by_side(tokens, experts, active, replicas)
+    weight = torch.rand(index.shape, device="cuda")
+    apart, together = (sort_rows(index, weight, replicas * experts, parts) for parts in (replicas, 1))
+    tiles = int(together.start[-1]) // TILE
+    for name, one, other in zip(together._fields, apart, together, strict=True):
+        used = slice(tiles if name == "expert" else None)  # nobody reads the expert of a tile that is not in use
+        assert torch.equal(one[used], other[used]), name
+
+
+def test_replicas_compile_as_one_graph() -> None:
+    small = case(3 * 512, 128, 64, 3 * 16, 2, index=side_by_side(512, 16, 2, 3))
+    grad = torch.randn_like(small[0])
+    known = functools.partial(triton_experts.routed_experts, replicas=3)
+    eager, traced = outputs(known, small, grad), outputs(torch.compile(known, fullgraph=True), small, grad)
+    unknown = outputs(triton_experts.routed_experts, small, grad)
+    assert all(torch.equal(eager[name], traced[name]) for name in NAMES)
+    assert all(torch.equal(eager[name], unknown[name]) for name in NAMES)
 
 
 def test_past_two_to_the_31_elements() -> None:
@@ -242,5 +283,5 @@ def test_small_case_for_the_sanitizer() -> None:
         assert all(value.isfinite().all() for value in got.values())
     x, up, down, *_ = one = case(150, 136, 72, 3, 2)
     totals = torch.zeros_like(up, dtype=torch.float32), torch.zeros_like(down, dtype=torch.float32)
-    outputs(lambda *case: triton_experts.routed_experts(*case, totals), one, torch.randn_like(x))
+    outputs(lambda *case: triton_experts.routed_experts(*case, totals=totals), one, torch.randn_like(x))
     assert all(bool(total.isfinite().all()) for total in totals)

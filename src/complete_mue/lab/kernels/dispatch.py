@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,7 +43,7 @@ class Kernel:
     automatic: bool = True  # taken unasked where it can run; else only by its name
     package: str | None = None
     hopper: bool = False
-    adds: bool = False  # takes float32 ``totals`` to add the experts' gradients to
+    takes: tuple[str, ...] = ()  # what its ``routed_experts`` takes beside tensors: ``totals``, ``replicas``
     missing: bool = field(init=False)  # its package is not installed
 
     def __post_init__(self) -> None:
@@ -74,9 +75,10 @@ def _sonic() -> ModuleType:
 
 register(
     Kernel(
-        "triton", _triton, "fused Triton kernels for NVIDIA Hopper; bfloat16", package="triton", hopper=True, adds=True
+        "triton", _triton, "fused Triton kernels for NVIDIA Hopper; bfloat16", package="triton", hopper=True,
+        takes=("totals", "replicas"),
     )
-)
+)  # fmt: skip
 register(
     Kernel(
         "sonic", _sonic,
@@ -175,24 +177,26 @@ def _in_one_dtype(
     totals: tuple[Tensor, Tensor] | None,
 ) -> Tensor:  # fmt: skip
     if up.ndim == 3:
-        name = choose(x, up, kernel=kernel)
-        more = {"totals": totals} if totals is not None and KERNELS[name].adds else {}
-        return kernel_module(name).routed_experts(x, up, down, index, weight, **more)
+        return _run(KERNELS[choose(x, up, kernel=kernel)], x, up, down, index, weight, totals=totals)
     replicas, experts = up.shape[:2]
-    run = kernel_module(choose(x, up[0], kernel=kernel)).routed_experts
+    chosen = KERNELS[choose(x, up[0], kernel=kernel)]
     if x.ndim == 2:
         x = x.expand(replicas, *x.shape)
     calls = -(-replicas // max(1, MOST_EXPERTS // experts))
     if calls == 1:
-        return _side_by_side(run, x, up, down, index, weight)
+        return _side_by_side(chosen, x, up, down, index, weight)
     chunks = zip(*(tensor.tensor_split(calls) for tensor in (x, up, down, index, weight)), strict=True)
-    return torch.cat([_side_by_side(run, *chunk) for chunk in chunks])
+    return torch.cat([_side_by_side(chosen, *chunk) for chunk in chunks])
 
 
-def _side_by_side(
-    run: Callable[..., Tensor], x: Tensor, up: Tensor, down: Tensor, index: Tensor, weight: Tensor
-) -> Tensor:
+def _side_by_side(kernel: Kernel, x: Tensor, up: Tensor, down: Tensor, index: Tensor, weight: Tensor) -> Tensor:
     replicas, experts = up.shape[:2]
     first = torch.arange(replicas, device=index.device)[:, None, None] * experts
     flat = (tensor.flatten(0, 1) for tensor in (x, up, down, index + first, weight))
-    return run(*flat).unflatten(0, (replicas, -1))
+    return _run(kernel, *flat, replicas=replicas).unflatten(0, (replicas, -1))
+
+
+def _run(kernel: Kernel, *tensors: Tensor, **options: Any) -> Tensor:
+    """The kernel, with those options that it takes."""
+    y: Tensor = kernel.load().routed_experts(*tensors, **{k: v for k, v in options.items() if k in kernel.takes})
+    return y

@@ -40,14 +40,18 @@ def unavailable(x: Tensor, up: Tensor) -> str | None:
 
 
 def routed_experts(
-    x: Tensor, up: Tensor, down: Tensor, index: Tensor, weight: Tensor, totals: tuple[Tensor, Tensor] | None = None
-) -> Tensor:
+    x: Tensor, up: Tensor, down: Tensor, index: Tensor, weight: Tensor, *, totals: tuple[Tensor, Tensor] | None = None,
+    replicas: int = 1,
+) -> Tensor:  # fmt: skip
     """y[t] = sum_j weight[t, j] * down[index[t, j]] @ (silu(gate) * value), [gate; value] = up[index[t, j]] @ x[t].
 
     x [tokens, width], up [experts, 2 * expert_width, width] (gate rows first), down [experts, width, expert_width],
     index [tokens, active] (distinct per token), weight [tokens, active] -> [tokens, width] in the dtype of x
-    (under autocast in the autocast dtype). Gradients flow to x, up, down and weight. The Hopper kernels add those of up
-    and down to ``totals`` instead, float32 and of their shapes, where they are given.
+    (under autocast in the autocast dtype). Gradients flow to x, up, down and weight.
+
+    The Hopper kernels add the gradients of up and down to ``totals`` instead, float32 and of their shapes, where they
+    are given. ``replicas`` says how many models' tokens and experts lie side by side, as many of each; it changes no
+    result and saves time.
     """
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
@@ -55,6 +59,7 @@ def routed_experts(
     # Inside `forward` no tensor says that it needs a gradient, so whether to keep the hidden rows is decided here.
     keep = torch.is_grad_enabled() and any(t.requires_grad for t in (x, up, down, weight))
     up_total, down_total = totals if totals and _hopper(down.shape[2], down.shape[1], x.dtype) else (None, None)
+    index = index.reshape(replicas, index.shape[0] // replicas, index.shape[1])
     with torch.autocast(x.device.type, enabled=False):
         return _RoutedExperts.apply(x, up, down, index, weight, keep, up_total, down_total)
 
@@ -70,7 +75,7 @@ class _RoutedExperts(torch.autograd.Function):
         if index.numel() == 0:
             ctx.save_for_backward(x, up, down, weight)
             return torch.zeros_like(x)
-        rows = _sort(index, weight, up.shape[0])
+        rows = _sort(index.flatten(0, 1), weight, up.shape[0], index.shape[0])
         hidden, act = _up_swiglu(x, up, *rows, keep)
         y = _gather_sum(_rows_product(act, down, *rows, False), rows[2], weight)
         totals = () if up_total is None or down_total is None else (up_total, down_total)
@@ -145,14 +150,16 @@ def _rows(*parts: Tensor) -> "Rows":
 
 @torch.library.custom_op("complete_mue::sort_rows", mutates_args=())
 @_on_its_device
-def _sort(index: Tensor, weight: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _sort(
+    index: Tensor, weight: Tensor, experts: int, replicas: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     from complete_mue.lab.kernels.triton_sort import sort_rows
 
-    return tuple(sort_rows(index, weight, experts))
+    return tuple(sort_rows(index, weight, experts, replicas))
 
 
 @_sort.register_fake
-def _(index: Tensor, weight: Tensor, experts: int) -> tuple[Tensor, ...]:
+def _(index: Tensor, weight: Tensor, experts: int, replicas: int) -> tuple[Tensor, ...]:
     from complete_mue.lab.kernels.triton_sort import TILE
 
     def empty(*shape: Any, dtype: torch.dtype = torch.int32) -> Tensor:
