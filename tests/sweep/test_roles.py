@@ -6,14 +6,16 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+import torch
 
 from complete_mue.errors import MueError
 from complete_mue.lab.report.summary import summarize
 from complete_mue.lab.sweep.executor import Here
 from complete_mue.lab.sweep.figures import base_config, octaves
 from complete_mue.lab.sweep.hypers import Hyper
-from complete_mue.lab.sweep.roles import role_sweep, target_of
+from complete_mue.lab.sweep.roles import role_sweep, roles_of, target_of
 from complete_mue.lab.sweep.run import run
+from complete_mue.lab.train.task import build
 from complete_mue.layout import Role
 from complete_mue.layout.reference import Tuned
 
@@ -72,6 +74,15 @@ def test_the_plans_own_value_is_the_plain_run(base) -> None:
     assert len(points) == 2 * (8 * 4 + 1)  # eight roles share the plan's own run
     assert not any(point.target == "dense" for point in points)
     assert {point.target for point in role_sweep(base, "tiny", ["dense", "4e2a@8"]).points} == {"dense", "4e2a@8"}
+
+
+@pytest.mark.parametrize("change", ["dense", "8e2a", "8e2a1s", "qk_norm=true"])
+@pytest.mark.parametrize("task", ["lm", "dit"])
+def test_roles_are_those_of_the_model(task: str, change: str) -> None:
+    """As far as they are known without it; for captions as features see tests/train/test_features_run.py."""
+    target = target_of(base_config(task, "tiny"), change)
+    model = build(target.config, device=torch.device("meta")).model
+    assert set(roles_of([target])) == {tensor.role.value for tensor in model.tensors()}
 
 
 def test_octaves_from_one_to_another_hold_the_centre() -> None:

@@ -192,15 +192,43 @@ def test_the_second_start_of_20_points_does_nothing_without_loading_torch(tmp_pa
     assert "all 20 points" in second.stdout
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("width", "--scale", "huge"), "huge"),
+        (("roles", "--target", "8e2a", "--role", "dense_up"), "dense_up"),
+        (("roles", "--target", "8e2a", "--executor", "cloud"), "cloud"),
+    ],
+)
+def test_what_cannot_be_swept_is_refused_before_torch_or_a_worker(
+    words: tuple[str, ...], says: str, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _REFUSED, "sweep", *words], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert says in done.stderr
+    assert done.stdout == "False 0\n"
+
+
+_REFUSED = """
+import multiprocessing, sys
+from complete_mue.cli import main
+try:
+    main()
+finally:
+    print("torch" in sys.modules, len(multiprocessing.active_children()))
+"""
+
+
 def test_a_worker_ends_with_its_sweep_also_in_the_middle_of_a_job(tmp_path: Path) -> None:
     script = tmp_path / "sweep.py"
     script.write_text("""
 import time
 from complete_mue.lab.sweep import executor
 
-def busy(pipe):
+def busy(pipe, ahead):
     executor._perform = lambda job, threads, tell: (print("busy", flush=True), time.sleep(60))
-    executor._serve(pipe)
+    executor._serve(pipe, ahead)
 
 if __name__ == "__main__":
     executor._serve = busy

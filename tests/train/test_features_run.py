@@ -13,6 +13,8 @@ torch = pytest.importorskip("torch")
 from complete_mue.errors import RunError  # noqa: E402
 from complete_mue.lab.data import Scenes, Shapes, cache_features  # noqa: E402
 from complete_mue.lab.recipes import recipe  # noqa: E402
+from complete_mue.lab.sweep.grid import Target  # noqa: E402
+from complete_mue.lab.sweep.roles import roles_of  # noqa: E402
 from complete_mue.lab.train.config import RunConfig, override  # noqa: E402
 from complete_mue.lab.train.loop import train  # noqa: E402
 from complete_mue.lab.train.sample import draw_pictures, load_run  # noqa: E402
@@ -83,6 +85,7 @@ def test_features_of_a_real_text_encoder(tmp_path: Path) -> None:
     config, run = config_of(tmp_path / "features"), tmp_path / "run"
     task = build(config)
     assert task.model.text_features == 16
+    assert set(roles_of([Target("cached", None, config)])) == {tensor.role.value for tensor in task.model.tensors()}
     assert task.batch(0)[2].shape == (4, 6, 16)
     assert task.sequence == 16 + 6
     assert train(config, run).status == "finished"
@@ -96,6 +99,7 @@ def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
     cache_features(Scenes(size=16), tmp_path / "pixels", items=8, progress=False)
     fits = config_of(tmp_path / "pixels", "task.size=16", "task.patch=4")
     assert build(fits).batch(0)[0].shape == (4, 3, 16, 16)
+    assert "bias" not in roles_of([Target("cached", None, fits)])
     with pytest.raises(RunError, match=r"16 x 16.* 8 x 8.*task\.size=16"):
         build(config_of(tmp_path / "pixels"))
     with pytest.raises(RunError, match=r"scenes, shapes, sprites"):

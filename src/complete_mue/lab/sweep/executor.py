@@ -116,11 +116,11 @@ class Here:
 class Processes:
     """Worker processes with one thread each: on small models, two such beat one process with two threads."""
 
-    def __init__(self, workers: int) -> None:
-        self._context = multiprocessing.get_context("spawn")
+    def __init__(self, workers: int, ahead: Sequence[Worker] = ()) -> None:
+        """``ahead`` are workers that were started before there was a job."""
         self._workers = count("workers", workers)
-        self._idle: list[_Worker] = []
-        self._busy: dict[Connection, _Worker] = {}
+        self._idle = [*ahead]
+        self._busy: dict[Connection, Worker] = {}
 
     def free(self) -> int:
         """Workers without a job; they are started when first needed."""
@@ -128,12 +128,12 @@ class Processes:
 
     def start(self, job: Job) -> None:
         """Give a worker the job."""
-        worker = self._idle.pop() if self._idle else self._spawn()
+        worker = self._idle.pop() if self._idle else start_worker()
         try:
             worker.pipe.send(job)
         except OSError:  # it died while idle
-            worker.process.join()
-            worker = self._spawn()
+            worker.close()
+            worker = start_worker()
             worker.pipe.send(job)
         worker.job = job.number
         self._busy[worker.pipe] = worker
@@ -159,35 +159,50 @@ class Processes:
     def close(self) -> None:
         """Kill the workers."""
         for worker in (*self._idle, *self._busy.values()):
-            worker.process.kill()
-            worker.process.join()
-            worker.pipe.close()
+            worker.close()
         self._idle, self._busy = [], {}
 
     def pids(self) -> list[int]:
         """Process ids of the workers that are alive."""
         return [worker.process.pid for worker in (*self._idle, *self._busy.values())]
 
-    def _spawn(self) -> _Worker:
-        ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
-        process.start()
-        theirs.close()
-        return _Worker(process, ours)
-
 
 @dataclass
-class _Worker:
+class Worker:
+    """A worker process and the pipe to it."""
+
     process: Any
     pipe: Connection
     job: int = -1
 
+    def close(self) -> None:
+        """Kill it, if it lives."""
+        self.process.kill()
+        self.process.join()
+        self.pipe.close()
 
-def _serve(pipe: Connection) -> None:
+
+def start_worker(ahead: RunConfig | None = None) -> Worker:
+    """A process that waits for jobs. One that is started ``ahead`` of a job like this config loads, meanwhile, what
+    the job will need."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, ahead), daemon=True)
+    process.start()
+    theirs.close()
+    return Worker(process, ours)
+
+
+def _serve(pipe: Connection, ahead: RunConfig | None = None) -> None:
     """A worker process: job after job, until the other end of the pipe is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the sweep's own process
     os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is loaded, which is not yet
     threading.Thread(target=_leave_with_parent, daemon=True).start()
+    if ahead is not None:
+        with suppress(Exception):  # the job will say what is wrong
+            from complete_mue.lab.sweep.worker import warm_up
+
+            warm_up(ahead)
     with suppress(EOFError, OSError):
         while True:
             _perform(pipe.recv(), 1, pipe.send)

@@ -1,24 +1,31 @@
-"""Start a sweep: pick the executor that was asked for, check the data, run."""
+"""Start a sweep: pick the executor that was asked for, check the data, run.
+
+Torch takes seconds to load, here and in every worker: the first workers are started before it is loaded here.
+"""
 
 from __future__ import annotations
 
 import os
 import shlex
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from complete_mue.errors import RunError, one_of
+from complete_mue.lab.records import Ledger
+from complete_mue.lab.records.store import SWEEP_FILE
 from complete_mue.lab.sweep.cost import saturating, vocabulary
-from complete_mue.lab.sweep.executor import Executor, Here, Processes
-from complete_mue.lab.sweep.grid import Sweep, pinned_sweep
+from complete_mue.lab.sweep.executor import Executor, Here, Processes, Worker, start_worker
+from complete_mue.lab.sweep.grid import Sweep, fusible, pinned_sweep
 from complete_mue.lab.sweep.ray_cluster import RayCluster
-from complete_mue.lab.sweep.run import Show, check_data, run
 from complete_mue.lab.train.config import RunConfig
-from complete_mue.lab.train.trainer import pick_device
+
+if TYPE_CHECKING:
+    import torch
+
+    from complete_mue.lab.sweep.run import Show
 
 EXECUTORS = ("processes", "here", "ray")
 _ON_CPU = 4  # more runs together gain nothing there and leave cores idle at the end (`mue bench sweep --device cpu`)
@@ -42,29 +49,52 @@ class Launch:
         request: dict[str, Any] | None = None, retry_failed: bool = False,
     ) -> list[str]:  # fmt: skip
         """Train what ``folder`` has no record of; the ids of all points, failed ones too."""
+        self._check()
         sweep = pinned_sweep(sweep)
-        if self.address is None:  # a cluster may have the data where this machine has none
-            check_data(sweep)
-        device = pick_device(sweep.reference.config.device)
-        gpu = device.type == "cuda"
-        workers = self.workers or (_ON_GPU if gpu and self.executor == "processes" else 1)
-        run(
-            sweep, folder, self.pick_executor(gpu=gpu), command=command, request=request,
-            known=self.known, trust_known=self.trust_known, retry_failed=retry_failed, show=show, warn=warn,
-            replicas=lambda point: self.replicas or replicas_that_fit(point.config, device, workers=workers),
-        )  # fmt: skip
+        config = sweep.reference.config
+        with ExitStack() as stack:
+            needed = range(self.needed_at_first(sweep, folder, retry_failed))
+            ahead = [stack.enter_context(closing(start_worker(config))) for _ in needed]
+            from complete_mue.lab.sweep.run import check_data, run
+            from complete_mue.lab.train.trainer import pick_device
+
+            if self.address is None:  # a cluster may have the data where this machine has none
+                check_data(sweep)
+            device = pick_device(config.device)
+            gpu = device.type == "cuda"
+            workers = self.workers or (_ON_GPU if gpu and self.executor == "processes" else 1)
+            run(
+                sweep, folder, self.pick_executor(ahead, gpu=gpu), command=command, request=request,
+                known=self.known, trust_known=self.trust_known, retry_failed=retry_failed, show=show, warn=warn,
+                replicas=lambda point: self.replicas or replicas_that_fit(point.config, device, workers=workers),
+            )  # fmt: skip
         return [point.id for point in sweep.points]
 
-    def pick_executor(self, *, gpu: bool) -> Executor:
-        """The executor of this name."""
-        one_of("executor", self.executor, EXECUTORS, RunError)
+    def needed_at_first(self, sweep: Sweep, folder: Path, retry_failed: bool) -> int:
+        """Workers that surely get a job: one per group of open points, and no more than a GPU or the cores take."""
+        if self.executor != "processes":
+            return 0
+        points = sweep.points
+        if (folder / SWEEP_FILE).exists():
+            left = set(Ledger(folder).open_points([point.id for point in points], retry_failed=retry_failed))
+            points = tuple(point for point in points if point.id in left)
+        shapes = fusible(points)
+        groups = sum(-(-len(alike) // (self.replicas or len(alike))) for alike in shapes)
+        return min(groups, self.workers or _ON_GPU, cores())
+
+    def pick_executor(self, ahead: Sequence[Worker] = (), *, gpu: bool) -> Executor:
+        """The executor of this name; ``ahead`` are workers that run already."""
+        self._check()
         if self.executor == "ray":
             return RayCluster(self.address, gpu=gpu)
-        if self.address:
-            raise RunError(f"--address {self.address!r} without --executor ray: an address is a Ray cluster's")
         if self.executor == "here":
             return Here()
-        return Processes(self.workers or (_ON_GPU if gpu else cores()))
+        return Processes(self.workers or (_ON_GPU if gpu else cores()), ahead)
+
+    def _check(self) -> None:
+        one_of("executor", self.executor, EXECUTORS, RunError)
+        if self.address and self.executor != "ray":
+            raise RunError(f"--address {self.address!r} without --executor ray: an address is a Ray cluster's")
 
 
 def as_typed(words: Sequence[str]) -> str:
@@ -85,6 +115,8 @@ def replicas_that_fit(config: RunConfig, device: torch.device, *, workers: int =
     """K for runs like this one; ``workers`` processes share the device. A group that runs out of memory is halved."""
     if device.type != "cuda":
         return _ON_CPU
+    import torch
+
     free = torch.cuda.mem_get_info(device)[0] * _SHARE / workers
     return max(1, min(saturating(config), int(free / replica_bytes(config))))
 

@@ -1,6 +1,7 @@
 """What `mue sweep` was asked for: checked, kept in sweep.json, made into a sweep, and whether all of it ran.
 
-Loads torch only to make the sweep: a finished one is recognised without.
+Loads no torch, but for roles on cached features: what cannot be swept is refused, and a finished sweep recognised, at
+once.
 """
 
 from __future__ import annotations

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-
-import torch
+from pathlib import Path
 
 from complete_mue.errors import RunError, one_of
+from complete_mue.lab.data.shard_folder import holds_features
 from complete_mue.lab.sweep.figures import SEEDS, Span, scan_of
 from complete_mue.lab.sweep.grid import Sweep, Target
-from complete_mue.lab.train.config import RunConfig, override
-from complete_mue.lab.train.task import build
+from complete_mue.lab.train.config import PictureTask, RunConfig, override
 from complete_mue.layout import FeedForward, Role
-from complete_mue.layout.tensors import VECTOR_ROLES
+from complete_mue.layout.tensors import VECTOR_ROLES, block_roles
 from complete_mue.rules import DEFAULT_RULES
 
 _TOGETHER = f"{Role.NORM}+{Role.FINAL_NORM}"
+_EVERYWHERE = {Role.EMBEDDING, Role.ATTENTION_IN, Role.ATTENTION_OUT, Role.NORM, Role.FINAL_NORM, Role.READOUT}
 
 
 def role_sweep(
@@ -67,12 +67,27 @@ def target_of(base: RunConfig, text: str) -> Target:
 
 
 def roles_of(targets: Sequence[Target]) -> tuple[str, ...]:
-    """The roles that the targets' models have, in the plan's order."""
-    found = set()
-    for target in targets:
-        model = build(dataclasses.replace(target.config, compile=False), device=torch.device("meta")).model
-        found |= {tensor.role for tensor in model.tensors()}
+    """The roles that the targets' models have, in the plan's order; told by the config, since models need torch."""
+    found = set().union(*(_roles(target.config) for target in targets))
     return tuple(role.value for role in Role if role in found)
+
+
+def _roles(config: RunConfig) -> set[Role]:
+    found = _EVERYWHERE | {role for kind in config.shape.kinds for role in block_roles(kind)}
+    if isinstance(config.task, PictureTask):
+        found.add(Role.MODULATION)
+        if _has_text_features(Path(config.task.source)):
+            found.add(Role.BIAS)
+    return found
+
+
+def _has_text_features(source: Path) -> bool:
+    """Whether captions are cached features, for whose absence such a model has a vector."""
+    if not holds_features(source):
+        return False
+    from complete_mue.lab.data.features import FeatureManifest
+
+    return len(FeatureManifest.read(source).text_shape) == 2
 
 
 def _apart(found: Sequence[str]) -> list[str]:

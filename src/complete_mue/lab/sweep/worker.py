@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 
 import torch
+from torch import Tensor
 
 from complete_mue.lab.records import LossCurve, Outcome
 from complete_mue.lab.sweep.fused import FusedResult, train_fused
@@ -41,6 +42,18 @@ def work(configs: Sequence[RunConfig], *, threads: int | None = None, report: Pr
     return [
         _outcome(result, config, seconds, len(configs), data) for result, config in zip(results, configs, strict=True)
     ]
+
+
+def warm_up(config: RunConfig) -> None:
+    """Make ready for jobs like this: the GPU's context, and what the compiler loads and starts when first used."""
+    device = pick_device(config.device)
+    if device.type == "cuda":
+        tiny = torch.compile(_tiny, dynamic=False) if config.compile else _tiny
+        tiny(torch.zeros(8, device=device, requires_grad=True)).backward()
+
+
+def _tiny(x: Tensor) -> Tensor:
+    return x.sin().sum()
 
 
 _compiled_for: list[tuple[object, ...]] = []
