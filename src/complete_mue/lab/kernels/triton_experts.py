@@ -93,7 +93,7 @@ class _RoutedExperts(torch.autograd.Function):
             # Lets the hidden rows go before the largest gradient is allocated, unless the graph is kept.
             ctx.maybe_clear_saved_tensors()
         need_x, need_up, need_down, _, need_weight, *_ = ctx.needs_input_grad
-        add = bool(totals) and need_up and need_down and need_weight
+        add = len(totals) > 0 and need_up and need_down and need_weight
         grad = grad.contiguous()
         dx = dup = ddown = dweight = None
         hidden_grad, scaled, partial = _swiglu_grad(grad, hidden, down, *rows)
