@@ -79,30 +79,33 @@ def _gated_row_grad(
     width = heads * HEAD_DIM
     inside = (token < tokens)[:, None] & (column < HEAD_DIM)[None, :]
     inside_half = (token < tokens)[:, None] & (half < HEAD_DIM // 2)[None, :]
-    place = row * tokens * 4 * width + head * HEAD_DIM + (token * 4 * width)[:, None]
-    at, to = joined + place, out + place
+    first = row * tokens * 4 * width + head * HEAD_DIM
+    joined += first
+    out += first
+    grad += row * tokens * width + head * HEAD_DIM
+    spot = token[:, None] * (4 * width) + column[None, :]
+    half_spot = token[:, None] * (4 * width) + half[None, :]
     turn = token[:, None] * (HEAD_DIM // 2) + half[None, :]
     c = tl.load(cos + turn, mask=inside_half, other=0).to(tl.float32)
     s = tl.load(sin + turn, mask=inside_half, other=0).to(tl.float32)
-    q1, q2 = _rotated(at + half[None, :], c, s, inside_half, HEAD_DIM // 2)
-    k1, k2 = _rotated(at + width + half[None, :], c, s, inside_half, HEAD_DIM // 2)
-    value = tl.load(at + 2 * width + column[None, :], mask=inside, other=0)
-    open_ = tl.sigmoid(tl.load(at + 3 * width + column[None, :], mask=inside, other=0).to(tl.float32))
-    arrived = grad + row * tokens * width + head * HEAD_DIM + (token * width)[:, None] + column[None, :]
-    gated = tl.load(arrived, mask=inside, other=0).to(tl.float32)
+    q1, q2 = _rotated(joined + half_spot, c, s, inside_half, HEAD_DIM // 2)
+    k1, k2 = _rotated(joined + width + half_spot, c, s, inside_half, HEAD_DIM // 2)
+    value = tl.load(joined + 2 * width + spot, mask=inside, other=0)
     kind = value.dtype
     share = _softmax(q1, q2, k1, k2, token, tokens, scale * LOG2_E, CAUSAL)
     kept = share.to(kind)
-    gate_grad = gated * tl.dot(kept, value) * open_ * (1 - open_)
-    tl.store(to + 3 * width + column[None, :], gate_grad.to(kind), mask=inside)
+    open_ = tl.sigmoid(tl.load(joined + 3 * width + spot, mask=inside, other=0).to(tl.float32))
+    gated = tl.load(grad + token[:, None] * width + column[None, :], mask=inside, other=0).to(tl.float32)
     mixed = (gated * open_).to(kind)
-    tl.store(to + 2 * width + column[None, :], tl.dot(tl.trans(kept), mixed).to(kind), mask=inside)
+    gate_grad = gated * tl.dot(kept, value) * open_ * (1 - open_)
+    tl.store(out + 3 * width + spot, gate_grad.to(kind), mask=inside)
+    tl.store(out + 2 * width + spot, tl.dot(tl.trans(kept), mixed).to(kind), mask=inside)
     share_grad = tl.dot(mixed, tl.trans(value))
     logit_grad = share * (share_grad - tl.sum(share * share_grad, 1)[:, None]) * scale
     logit_grad = logit_grad.to(kind)
-    _turn_back(to + half[None, :], tl.dot(logit_grad, k1), tl.dot(logit_grad, k2), c, s, inside_half, HEAD_DIM // 2)
+    _turn_back(out + half_spot, tl.dot(logit_grad, k1), tl.dot(logit_grad, k2), c, s, inside_half, HEAD_DIM // 2)
     across = tl.trans(logit_grad)
-    _turn_back(to + width + half[None, :], tl.dot(across, q1), tl.dot(across, q2), c, s, inside_half, HEAD_DIM // 2)
+    _turn_back(out + width + half_spot, tl.dot(across, q1), tl.dot(across, q2), c, s, inside_half, HEAD_DIM // 2)
 
 
 def _sizes(joined: Tensor, cos: Tensor) -> tuple[tuple[int, int, int], dict[str, int]]:
@@ -135,10 +138,12 @@ def gated_rows_grad(joined: Tensor, cos: Tensor, sin: Tensor, grad: Tensor, scal
     (programs, tokens, heads), tile = _sizes(joined, cos)
     joined, cos, sin, grad = joined.contiguous(), cos.contiguous(), sin.contiguous(), grad.contiguous()
     out = joined.new_empty(joined.shape)
+    small = tile["TOKENS"] <= 64 and tile["COLUMNS"] <= 32 and joined.itemsize == 2
     if programs:
         _gated_row_grad[(programs,)](
-            joined, cos, sin, grad, out, tokens, heads, scale, causal, **tile, LOG2_E=_LOG2_E, num_warps=_warps(tile)
-        )
+            joined, cos, sin, grad, out, tokens, heads, scale, causal, **tile, LOG2_E=_LOG2_E, num_warps=_warps(tile),
+            maxnreg=128 if small else None,  # so that a multiprocessor holds four rows at a time, not three
+        )  # fmt: skip
     return out
 
 
