@@ -21,7 +21,10 @@ def cluster_command(
         "8,16,32,64,128,256,512,1024"
     ),
     gpu: Annotated[str, typer.Option(help="H200, H100, A100, B200 or 4090.")] = "H200",
-    mfu: Annotated[float, typer.Option(help="Share of the peak that the arithmetic alone reaches.")] = 0.35,
+    mfu: Annotated[
+        float | None,
+        typer.Option(help="Share of the peak that arithmetic reaches. Default: from kernels timed on an H200."),
+    ] = None,
     node: Annotated[int, typer.Option(help="GPUs of one machine.")] = 8,
     link: Annotated[float, typer.Option(help="GB/s per GPU inside a machine.")] = 450.0,
     network: Annotated[float, typer.Option(help="GB/s per GPU between machines.")] = 50.0,
@@ -63,10 +66,18 @@ def cluster_command(
     for line in refused:
         print(line)
     print(
-        f"Assumed: compute at {mfu:.1%} of the peak (--mfu: what you measure on one GPU),\n"
+        f"Assumed: {_compute(gpu, mfu)},\n"
         f"{link:g} GB/s between the {node} GPUs of a machine, {network:g} GB/s beyond; FSDP's messages\n"
         "overlap with compute, tokens sent to experts do not, and no rank waits for a\nslower one."
     )
+
+
+def _compute(gpu: str, mfu: float | None) -> str:
+    """What the time of the arithmetic rests on."""
+    if mfu is not None:
+        return f"compute at {mfu:.1%} of the peak"
+    elsewhere = "" if gpu == "H200" else f", scaled to the peak and bandwidth\nof the {gpu}"
+    return f"compute at the speed of kernels timed on one H200{elsewhere}"
 
 
 def _numbers(text: str) -> list[int]:

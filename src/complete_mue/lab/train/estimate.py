@@ -1,7 +1,8 @@
 """What a run needs on many GPUs, on paper: memory per rank, time per step, what travels between ranks.
 
-Weights are counted tensor by tensor as ``parallel.Ranks.shard`` cuts them; activations, arithmetic and messages are
-formulas. They are checked against runs measured on one GPU (docs/distributed.md).
+Weights are counted tensor by tensor as ``parallel.Ranks.shard`` cuts them; activations and messages are formulas, and
+arithmetic goes by the speeds of kernels (`speeds`). They are checked against runs measured on one GPU
+(docs/distributed.md).
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from complete_mue.errors import RunError, one_of
 from complete_mue.lab.train.config import RunConfig
 from complete_mue.lab.train.flops import PEAKS, Cost
 from complete_mue.lab.train.parallel import WHOLE, check_dealing
+from complete_mue.lab.train.precision import EXPERTS
+from complete_mue.lab.train.speeds import compute_seconds
 from complete_mue.lab.train.task import Task, build
 from complete_mue.layout.numbers import count, real
 
@@ -26,17 +29,20 @@ _GIB = {"H200": 139.0, "H100": 79.0, "A100": 79.0, "B200": 178.0, "4090": 23.5} 
 
 @dataclass(frozen=True)
 class Machine:
-    """GPUs, and how fast they talk: bytes per second and GPU inside a machine (of ``node`` GPUs) and between them."""
+    """GPUs, and how fast they talk: bytes per second and GPU inside a machine (of ``node`` GPUs) and between them.
+
+    ``mfu`` is the share of the peak that arithmetic reaches; None goes by the speeds of kernels.
+    """
 
     gpu: str = "H200"
-    mfu: float = 0.35
+    mfu: float | None = None
     node: int = 8
     link: float = 450e9
     network: float = 50e9
 
     def __post_init__(self) -> None:
         one_of("GPU", self.gpu, _GIB, RunError)
-        if real("mfu", self.mfu) > 1:
+        if self.mfu is not None and real("mfu", self.mfu) > 1:
             raise RunError(f"mfu = {self.mfu}: give a fraction of the peak, at most 1")
         count("node", self.node)
         real("link", self.link)
@@ -56,6 +62,7 @@ class _Weights:
     layers: int = 0  # over all ranks, gathered layer by layer
     experts: int = 0  # dealt out over ep, then cut over dp
     shared: int = 0  # beside dealt-out experts: cut over dp alone
+    routed: int = 0  # of all experts, dealt out or not
     gathered: int = 0  # the most that a rank gathers at once, elements
 
     @classmethod
@@ -69,6 +76,8 @@ class _Weights:
         }
         for tensor in model.tensors():
             size, module = model.get_parameter(tensor.name).numel(), tensor.name.rpartition(".")[0]
+            if tensor.role in EXPERTS:
+                found["routed"] += size
             if tensor.role in WHOLE:
                 found["whole"] += size
             elif not module.startswith("layers."):
@@ -163,7 +172,8 @@ def estimate(config: RunConfig, gpus: int, machine: Machine, task: Task | None =
     narrow = 2 if config.precision == "bfloat16" else 4
 
     # -- memory
-    states = _STATE * (weights.whole + (weights.root + weights.layers + weights.experts) / gpus + weights.shared / dp)
+    own = weights.whole + (weights.root + weights.layers + weights.experts) / gpus + weights.shared / dp
+    states = _STATE * own
     if gpus == 1:
         states, gathered = float(cost.state_bytes), 0.0
     else:
@@ -172,7 +182,13 @@ def estimate(config: RunConfig, gpus: int, machine: Machine, task: Task | None =
     kept = activation_bytes(config, task, narrow)
 
     # -- arithmetic
-    compute = cost.flops_per_token * config.budget.batch_tokens / (gpus * peak * machine.mfu)
+    if machine.mfu is None:
+        compute = compute_seconds(
+            config, task, machine.gpu, tokens=here * task.sequence, parts=parts, weights=own,
+            experts=weights.routed / deal, deal=deal,
+        )  # fmt: skip
+    else:
+        compute = cost.flops_per_token * config.budget.batch_tokens / (gpus * peak * machine.mfu)
 
     # -- messages: weights are gathered for the forward and again for the backward, gradients summed in float32
     passes = 2 * narrow + 4

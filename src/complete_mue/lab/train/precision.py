@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from complete_mue.apply.bind import Binding
 from complete_mue.layout import Role
 
-_EXPERTS = (Role.EXPERT_UP, Role.EXPERT_DOWN)
+EXPERTS = (Role.EXPERT_UP, Role.EXPERT_DOWN)
 
 
 class ExpertCopies:
@@ -27,7 +27,7 @@ class ExpertCopies:
     """
 
     def __init__(self, model: nn.Module, binding: Binding) -> None:
-        self.masters = {b.name: b.parameter for b in binding if b.spec.role in _EXPERTS}
+        self.masters = {b.name: b.parameter for b in binding if b.spec.role in EXPERTS}
         self._copies: list[nn.Parameter] = []
         for name, master in self.masters.items():
             copy = nn.Parameter(master.detach().to(torch.bfloat16))
