@@ -11,10 +11,11 @@ from typer.testing import CliRunner
 from complete_mue.cli import app
 from complete_mue.lab.bench import sweep as bench
 from complete_mue.lab.recipes import recipe
-from complete_mue.lab.sweep.cost import BANDWIDTHS, saturating, step_seconds, sweep_seconds
+from complete_mue.lab.sweep.cost import saturating, step_seconds, sweep_seconds
 from complete_mue.lab.sweep.figures import base_config
 from complete_mue.lab.sweep.request import SweepRequest
 from complete_mue.lab.train.config import override
+from complete_mue.lab.train.gpus import GPUS
 
 RECORDS = Path(__file__).parents[2] / "docs/results/sweep/sweep.json"
 RECORDED = [row for row in json.loads(RECORDS.read_text(encoding="utf-8"))["rows"] if row["recorded"]]
@@ -45,7 +46,7 @@ def test_more_takes_longer(change: str) -> None:
 def test_captions_and_slower_memory_take_longer() -> None:
     config = base_config("dit", "small")
     assert step_seconds(config, 4) > step_seconds(override(config, "task.text_length=8"), 4)
-    slowest, *_, fastest = sorted(BANDWIDTHS, key=BANDWIDTHS.__getitem__)
+    slowest, *_, fastest = sorted(GPUS, key=lambda name: GPUS[name].bandwidth)
     assert step_seconds(config, 4, slowest) > step_seconds(config, 4, f"NVIDIA {fastest}")
 
 

@@ -252,8 +252,9 @@ def _already_done(folder: Path, request: dict[str, Any], retry_failed: bool) -> 
 
 
 def _describe(sweep: Sweep, replicas: int | None) -> None:
-    from complete_mue.lab.sweep.cost import BANDWIDTHS, FITTED, sweep_seconds
+    from complete_mue.lab.sweep.cost import FITTED, sweep_seconds
     from complete_mue.lab.sweep.grid import fusible
+    from complete_mue.lab.train.gpus import GPUS
 
     points = sweep.points
     tokens = sum(point.config.budget.tokens for point in points)
@@ -270,7 +271,7 @@ def _describe(sweep: Sweep, replicas: int | None) -> None:
     for scan in sweep.scans:
         print_text(f"  {scan.hyper}: {', '.join(f'{value:.4g}' for value in scan.values)}")
     here = _gpu()
-    gpu = f"this {here}" if any(name in here for name in BANDWIDTHS) else f"one NVIDIA {FITTED}"
+    gpu = f"this {here}" if any(name in here for name in GPUS) else f"one NVIDIA {FITTED}"
     print_text(f"  about {math.ceil(sweep_seconds(points, gpu, replicas) / 60)} min on {gpu}")
 
 

@@ -16,13 +16,12 @@ from complete_mue.errors import MueError
 from complete_mue.lab.data.manifest import Manifest
 from complete_mue.lab.sweep.grid import SweepPoint, fusible
 from complete_mue.lab.train.config import PictureTask, RunConfig, TextTask
+from complete_mue.lab.train.gpus import GPUS
 
-# Bytes per second that memory gives, by a word in the GPU's name.
-BANDWIDTHS = {"H200": 4.8e12, "H100": 3.35e12, "B200": 8.0e12, "A100": 2.0e12, "4090": 1.0e12}
 FITTED = "H200"
 _REACHED = 0.75  # of the memory's speed
-_FLOPS = 4e14 / BANDWIDTHS[FITTED]  # products, as much slower on a GPU as its memory
-_FLASH = 2e14 / BANDWIDTHS[FITTED]  # attention over long rows
+_FLOPS = 4e14 / GPUS[FITTED].bandwidth  # products, as much slower on a GPU as its memory
+_FLASH = 2e14 / GPUS[FITTED].bandwidth  # attention over long rows
 _SHORT = 128  # tokens of a row that one program holds whole
 _COMPILE = 35.0  # seconds, of the first program
 _SATURATED = 16 * 16_384 * 128  # tokens per step, times width, from where more runs in one program gain little
@@ -70,7 +69,7 @@ def step_seconds(config: RunConfig, replicas: float, gpu: str = FITTED) -> float
 
 def bandwidth(gpu: str) -> float:
     """Of a GPU's memory, by a word in its name."""
-    return next(speed for name, speed in BANDWIDTHS.items() if name in gpu)
+    return next(kind.bandwidth for name, kind in GPUS.items() if name in gpu)
 
 
 def vocabulary(config: RunConfig) -> int:

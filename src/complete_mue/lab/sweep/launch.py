@@ -71,7 +71,7 @@ class Launch:
         return [point.id for point in sweep.points]
 
     def needed_at_first(self, sweep: Sweep, folder: Path, retry_failed: bool) -> int:
-        """Workers that surely get a job: one per group of open points, and no more than a GPU or the cores take."""
+        """Workers to start at once: one per group of open points, and no more than a GPU or the cores take."""
         if self.executor != "processes":
             return 0
         points = sweep.points

@@ -16,7 +16,8 @@ import torch
 
 from complete_mue.errors import RunError, one_of
 from complete_mue.lab.train.config import RunConfig
-from complete_mue.lab.train.flops import PEAKS, Cost
+from complete_mue.lab.train.flops import Cost
+from complete_mue.lab.train.gpus import GPUS
 from complete_mue.lab.train.parallel import WHOLE, check_dealing
 from complete_mue.lab.train.precision import EXPERTS
 from complete_mue.lab.train.speeds import compute_seconds
@@ -24,7 +25,6 @@ from complete_mue.lab.train.task import Task, build
 from complete_mue.layout.numbers import count, real
 
 _STATE = 16  # bytes of a weight, its gradient and its two moments in float32
-_GIB = {"H200": 139.0, "H100": 79.0, "A100": 79.0, "B200": 178.0, "4090": 23.5}  # memory that torch can use
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Machine:
     network: float = 50e9
 
     def __post_init__(self) -> None:
-        one_of("GPU", self.gpu, _GIB, RunError)
+        one_of("GPU", self.gpu, GPUS, RunError)
         if self.mfu is not None and real("mfu", self.mfu) > 1:
             raise RunError(f"mfu = {self.mfu}: give a fraction of the peak, at most 1")
         count("node", self.node)
@@ -164,7 +164,7 @@ def estimate(config: RunConfig, gpus: int, machine: Machine, task: Task | None =
             f"{config.task.tokens_per_row() * gpus}"
         )
     task = task or meta_task(config)
-    deal, cost, peak = config.expert_parallel, Cost.of(config, task), PEAKS[machine.gpu] * 1e12
+    deal, cost, peak = config.expert_parallel, Cost.of(config, task), GPUS[machine.gpu].flops
     weights, dp = _Weights.of(task, deal), gpus // deal
     here, most = config.rows // gpus, config.rows // config.accumulate
     parts = next(n for n in range(1, here + 1) if here % n == 0 and here // n <= most)
@@ -204,7 +204,7 @@ def estimate(config: RunConfig, gpus: int, machine: Machine, task: Task | None =
         activations=kept * tokens, flops_per_token=cost.flops_per_token, fsdp=fsdp, exchange=exchange,
         compute_seconds=compute, fsdp_seconds=fsdp / machine.bandwidth(gpus),
         exchange_seconds=exchange / machine.bandwidth(deal), batch_tokens=config.budget.batch_tokens,
-        steps=config.budget.steps, gib=_GIB[machine.gpu], peak=peak,
+        steps=config.budget.steps, gib=GPUS[machine.gpu].gib, peak=peak,
     )  # fmt: skip
 
 

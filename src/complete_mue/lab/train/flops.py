@@ -9,10 +9,8 @@ from typing import Any
 import torch
 
 from complete_mue.lab.train.config import RunConfig
+from complete_mue.lab.train.gpus import GPUS
 from complete_mue.lab.train.task import Task
-
-# Dense bfloat16 peak of one device, TFLOP/s, by a word in its name; what is not here has no utilisation figure.
-PEAKS = {"H200": 989.0, "H100": 989.0, "A100": 312.0, "B200": 2250.0, "4090": 165.0}
 
 
 @dataclass(frozen=True)
@@ -65,4 +63,4 @@ class Meter:
 def peak_flops(device: torch.device) -> float:
     """FLOP/s that the device could reach in bfloat16; 0 where that is not known."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    return next((1e12 * peak for word, peak in PEAKS.items() if word in name), 0.0)
+    return next((kind.flops for word, kind in GPUS.items() if word in name), 0.0)

@@ -8,14 +8,11 @@ Other GPUs are taken to be as far from their own peak and bandwidth; that is not
 from __future__ import annotations
 
 from complete_mue.lab.train.config import PictureTask, RunConfig
-from complete_mue.lab.train.flops import PEAKS
+from complete_mue.lab.train.gpus import GPUS
 from complete_mue.lab.train.task import Task
 
-# Bytes per second that kernels reach on large tensors: seven eighths of what the memory is sold with.
-BANDWIDTHS = {"H200": 4.2e12, "H100": 2.9e12, "A100": 1.75e12, "B200": 7.0e12, "4090": 0.88e12}
-
-# Shares of the peak in bfloat16. Attention counts all pairs of tokens, causal or not.
-_PRODUCTS, _EXPERTS, _ATTENTION = 0.68, 0.61, 0.69
+# Shares of the peak in bfloat16, and of the memory's speed. Attention counts all pairs of tokens, causal or not.
+_PRODUCTS, _EXPERTS, _ATTENTION, _MEMORY = 0.68, 0.61, 0.69, 0.875
 _PADDING = 64  # rows: half of the last tile of each expert
 
 # Bytes moved, per weight and step: AdamW, the norm of gradients, their scaling and zeroing, the experts' copies.
@@ -34,7 +31,7 @@ def compute_seconds(
     ``weights`` are those its optimizer updates and ``experts`` those of experts whose gradients it sums; ``deal`` ranks
     share a set of experts and send each other tokens.
     """
-    shape, peak, bandwidth = config.shape, PEAKS[gpu] * 1e12, BANDWIDTHS[gpu]
+    shape, peak, bandwidth = config.shape, GPUS[gpu].flops, _MEMORY * GPUS[gpu].bandwidth
     plain = shape.parameters.active + task.embedding  # active weights outside of experts
     routed = moved = 0.0
     for block in shape.blocks:
