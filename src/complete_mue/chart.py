@@ -113,6 +113,14 @@ def log_axis(
     return Axis(name, low / pad, high * pad, tuple((v, words(v)) for v in sorted(kept)), log=True)
 
 
+def round_numbers(values: Iterable[float]) -> list[float]:
+    """1, 2, 5, 10, … as far as they lie among the values; the values, if none does."""
+    found = sorted(values)
+    powers = range(math.floor(math.log10(found[0])), math.ceil(math.log10(found[-1])) + 1)
+    steps = [step * 10.0**power for power in powers for step in (1, 2, 5)]
+    return [step for step in steps if found[0] <= step <= found[-1]] or found
+
+
 def linear_axis(name: str, values: Iterable[float]) -> Axis:
     """Round ticks, four to six of them."""
     values = list(values)

@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from complete_mue import chart_svg
-from complete_mue.chart import LOOKS, Axis
+from complete_mue.chart import LOOKS, Axis, round_numbers
 from complete_mue.cli import app
 from complete_mue.errors import FileError
 from complete_mue.lab.report import html_page, summarize
@@ -226,3 +226,11 @@ def test_a_transferred_value_off_the_grid_or_zero(sweep_folder: Write, tuned: fl
     assert (panel.guide is not None) == drawn
     assert panel.guide is None or panel.x.low < panel.guide[0] < panel.x.high
     assert "<svg" in report_html([summary])
+
+
+@pytest.mark.parametrize(
+    ("values", "ticks"),
+    [([83.0, 9.6, 19.3], [10, 20, 50]), ([0.003, 0.4], [0.005, 0.01, 0.02, 0.05, 0.1, 0.2]), ([3.0, 4.0], [3, 4])],
+)
+def test_round_numbers(values: list[float], ticks: list[float]) -> None:
+    assert round_numbers(values) == pytest.approx(ticks)

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Group
 from rich.table import Table
 
-from complete_mue.chart import Dot, Drawn, Panel, Picture, linear_axis, log_axis
+from complete_mue.chart import Dot, Drawn, Panel, Picture, linear_axis, log_axis, round_numbers
 from complete_mue.chart_svg import write_svg
 from complete_mue.errors import KernelError, ShapeError, one_of
 from complete_mue.lab.records import decode
@@ -149,7 +149,7 @@ class BenchResult:
         path, times = Path(path), [row.ms for row in self.rows if row.ms]
         path.parent.mkdir(parents=True, exist_ok=True)
         wide = max(times, default=0.0) > 6 * min(times, default=0.0)
-        y = log_axis("ms", times) if wide else linear_axis("ms", [0.0, *times])
+        y = log_axis("ms", round_numbers(times), reach=times) if wide else linear_axis("ms", [0.0, *times])
         panels = tuple(self._panel(name) for name in self.figures)
         title, where = "MoE layer, forward + backward", ", ".join(self.machine.values())
         return write_svg(Picture("moe", title, "", y, panels, where=where), path)
