@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+import signal
 from pathlib import Path
 
 import pytest
@@ -109,3 +110,12 @@ def test_workers_are_started_ahead_and_never_left_behind(tmp_path: Path, monkeyp
         go(dataclasses.replace(sweep_of(), targets=(away,)))
     assert len(started) == 4
     assert not any(worker.process.is_alive() for worker in started)
+
+
+@pytest.mark.parametrize(("compiled", "left_with"), [(True, 0), (False, -signal.SIGKILL)])
+def test_an_idle_worker_that_compiled_leaves_by_itself(compiled: bool, left_with: int) -> None:
+    """Killed, it would leave the compiler's processes to find out, and a warning about its semaphores."""
+    worker = start_worker()
+    worker.compiled = compiled
+    Processes(1, [worker]).close()
+    assert worker.process.exitcode == left_with

@@ -22,6 +22,8 @@ from complete_mue.lab.records import Outcome
 from complete_mue.lab.train.config import RunConfig
 from complete_mue.layout.numbers import count
 
+_LEAVE = 5.0  # seconds; about one is enough
+
 
 @dataclass(frozen=True)
 class Job:
@@ -135,7 +137,7 @@ class Processes:
             worker.close()
             worker = start_worker()
             worker.pipe.send(job)
-        worker.job = job.number
+        worker.job, worker.compiled = job.number, job.configs[0].compile
         self._busy[worker.pipe] = worker
 
     def events(self, timeout: float) -> list[Event]:
@@ -157,7 +159,12 @@ class Processes:
         return found
 
     def close(self) -> None:
-        """Kill the workers."""
+        """Kill the workers; idle ones that compiled may leave by themselves first, and end the compiler's processes."""
+        done = [worker for worker in self._idle if worker.compiled]
+        for worker in done:
+            worker.pipe.close()
+        for worker in done:
+            worker.process.join(_LEAVE)
         for worker in (*self._idle, *self._busy.values()):
             worker.close()
         self._idle, self._busy = [], {}
@@ -174,6 +181,7 @@ class Worker:
     process: Any
     pipe: Connection
     job: int = -1
+    compiled: bool = False
 
     def close(self) -> None:
         """Kill it, if it lives."""
