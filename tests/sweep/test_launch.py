@@ -113,8 +113,11 @@ def test_workers_are_started_ahead_and_never_left_behind(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize(("compiled", "left_with"), [(True, 0), (False, -signal.SIGKILL)])
-def test_an_idle_worker_that_compiled_leaves_by_itself(compiled: bool, left_with: int) -> None:
+def test_an_idle_worker_that_compiled_leaves_by_itself(
+    compiled: bool, left_with: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Killed, it would leave the compiler's processes to find out, and a warning about its semaphores."""
+    monkeypatch.setattr("complete_mue.lab.sweep.executor._LEAVE", 60.0)
     worker = start_worker()
     worker.compiled = compiled
     Processes(1, [worker]).close()
