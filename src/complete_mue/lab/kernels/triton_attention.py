@@ -8,6 +8,7 @@ product alone. A general kernel cuts rows into tiles of 64 or 128 tokens and spe
 Axes: rows (one per sequence), tokens, part (query, key, value, gate), heads, head_dim, in this order in memory.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -138,14 +139,19 @@ def gated_rows_grad(joined: Tensor, cos: Tensor, sin: Tensor, grad: Tensor, scal
     (programs, tokens, heads), tile = _sizes(joined, cos)
     joined, cos, sin, grad = joined.contiguous(), cos.contiguous(), sin.contiguous(), grad.contiguous()
     out = joined.new_empty(joined.shape)
-    small = tile["TOKENS"] <= 64 and tile["COLUMNS"] <= 32 and joined.itemsize == 2
     if programs:
         _gated_row_grad[(programs,)](
             joined, cos, sin, grad, out, tokens, heads, scale, causal, **tile, LOG2_E=_LOG2_E, num_warps=_warps(tile),
-            maxnreg=128 if small else None,  # so that a multiprocessor holds four rows at a time, not three
+            **_registers(tile),
         )  # fmt: skip
     return out
 
 
 def _warps(tile: dict[str, int]) -> int:
     return max(tile["TOKENS"] // 16, 1)
+
+
+def _registers(tile: dict[str, int]) -> dict[str, int]:
+    """For small tiles as few registers as let an NVIDIA multiprocessor hold four rows at a time, not three."""
+    small = tile["TOKENS"] <= 64 and tile["COLUMNS"] <= 32 and torch.version.hip is None
+    return {"maxnreg": 128} if small else {}
