@@ -137,7 +137,7 @@ class Processes:
             worker.close()
             worker = start_worker()
             worker.pipe.send(job)
-        worker.job, worker.compiled = job.number, job.configs[0].compile
+        worker.job, worker.compiled = job.number, any(config.compile for config in job.configs)
         self._busy[worker.pipe] = worker
 
     def events(self, timeout: float) -> list[Event]:
