@@ -76,7 +76,7 @@ def _compute(gpu: str, mfu: float | None) -> str:
     """What the time of the arithmetic rests on."""
     if mfu is not None:
         return f"compute at {mfu:.1%} of the peak"
-    elsewhere = "" if gpu == "H200" else f", scaled to the peak and bandwidth\nof the {gpu}"
+    elsewhere = "" if gpu == "H200" else f",\nscaled to the peak and bandwidth of the {gpu}"
     return f"compute at the speed of kernels timed on one H200{elsewhere}"
 
 

@@ -1,4 +1,4 @@
-"""What a GPU of each kind has, by a word in its name. Whoever is not here gets no estimate."""
+"""What a GPU of each kind has, by a word in its name. What is not here gets no estimate."""
 
 from __future__ import annotations
 
