@@ -17,6 +17,11 @@ def until(browser: Any, condition: str, *arguments: Any, seconds: float = 20) ->
     return value
 
 
+def settled(browser: Any) -> None:
+    """Wait until the page shows the answer to what was typed last, not to a part of it."""
+    until(browser, "document.getElementById('results').ariaBusy === 'false'")
+
+
 def resize(browser: Any, width: int) -> None:
     metrics = {"width": width, "height": 844, "deviceScaleFactor": 2, "mobile": width < 500}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)

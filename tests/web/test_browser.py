@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from in_browser import LAPTOP, PHONE, resize, scheme, until
+from in_browser import LAPTOP, PHONE, resize, scheme, settled, until
 
 pytest.importorskip("selenium", reason="the browser test needs selenium (extra dev)")
 
@@ -55,8 +55,9 @@ def test_typed_in_and_shown_as_the_command_line_says(open_: Callable[..., Any], 
     }  # fmt: skip
     for name, text in typed.items():
         fill(browser, name, text)
-    until(browser, "document.getElementById('headline').textContent.includes('64e6a2g1s, d 1536, L 24')")
-    until(browser, "document.getElementById('code').textContent.includes('steps=60000')")
+    settled(browser)
+    assert "64e6a2g1s, d 1536, L 24" in browser.find_element("id", "headline").text
+    assert "steps=60000" in browser.execute_script("return document.getElementById('code').textContent")
     assert browser.find_element("id", "error").is_displayed() is False
     files_of(browser, tmp_path)
     printed = json.loads(mue("plan", "reference.toml", "target.toml", "--format", "json", cwd=tmp_path).stdout)
@@ -96,7 +97,8 @@ def test_mistakes_read_as_on_the_command_line(open_: Callable[..., Any], tmp_pat
     browser = open_()
     fill(browser, name, text)
     browser.find_element("css selector", f"[name='{name}']").send_keys(" ")
-    shown = until(browser, "document.getElementById('error').textContent")
+    settled(browser)
+    shown = browser.execute_script("return document.getElementById('error').textContent")
     form = {k: v[0] for k, v in parse_qs(urlsplit(browser.current_url).query).items()}
     for side, file in (("r", "reference.toml"), ("t", "target.toml")):
         (tmp_path / file).write_text(toml_file(side, form).text)
@@ -108,7 +110,8 @@ def test_mistakes_read_as_on_the_command_line(open_: Callable[..., Any], tmp_pat
         name,
         {"t.feed_forward": "8e4a", "r.lr": "1e-3", "t.width": "64", "r.betas": ".9, .9", "t.steps": "30000"}[name],
     )
-    until(browser, "document.getElementById('error').hidden")
+    settled(browser)
+    assert browser.execute_script("return document.getElementById('error').hidden")
     assert not browser.execute_script("return document.querySelectorAll('[aria-invalid], .stale').length")
 
 
@@ -261,7 +264,8 @@ def test_axe_finds_nothing(open_: Callable[..., Any], state: str, width: int, da
     scheme(browser, "dark" if dark else "light")
     if state == "error":
         fill(browser, "r.lr", "fast")
-        until(browser, "!document.getElementById('error').hidden")
+        settled(browser)
+        assert browser.find_element("id", "error").is_displayed()
     if state == "runs":
         until(browser, "document.querySelector('#report iframe:not(.loading)')")
     else:

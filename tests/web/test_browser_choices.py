@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from in_browser import until
+from in_browser import settled, until
 
 pytest.importorskip("selenium", reason="the browser test needs selenium (extra dev)")
 
@@ -137,7 +137,10 @@ def test_numbers_as_typed(open_: Callable[..., Any]) -> None:
         field = browser.find_element("css selector", f"[name='{name}']")
         field.clear()
         field.send_keys(typed)
-    until(browser, "document.getElementById('code').textContent.includes('batch_tokens=4000000, steps=100000')")
+    settled(browser)
+    shown = browser.execute_script("return document.getElementById('code').textContent")
+    assert "batch_tokens=4000000, steps=100000" in shown
+    assert "batch_tokens=262144" in shown
     assert not browser.find_element("id", "error").is_displayed()
 
 

@@ -368,6 +368,9 @@ let asked = 0, waiting = null;
 
 async function compute() {
   const turn = ++asked;
+  clearTimeout(waiting);
+  waiting = null;
+  $('results').ariaBusy = 'true';
   showWhatApplies();
   remember();
   try {
@@ -381,11 +384,14 @@ async function compute() {
     showAnswer();
   } catch {
     if (turn === asked) showError('The server does not answer. Is `mue web` still running?');
+  } finally {
+    if (turn === asked && !waiting) $('results').ariaBusy = 'false';
   }
 }
 
 function soon() {
   clearTimeout(waiting);
+  $('results').ariaBusy = 'true';
   waiting = setTimeout(compute, 120);
 }
 
