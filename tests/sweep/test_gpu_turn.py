@@ -8,6 +8,7 @@ import multiprocessing
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,10 @@ import pytest
 import torch
 
 from complete_mue.lab.recipes import lm_tiny
-from complete_mue.lab.sweep import gpu_turn, worker
+from complete_mue.lab.sweep import fused, gpu_turn, worker
 from complete_mue.lab.sweep.fused import train_fused
 from complete_mue.lab.sweep.gpu_turn import Turn, lock_of
-from complete_mue.lab.train.config import override
+from complete_mue.lab.train.config import RunConfig, override
 from complete_mue.lab.train.cuda_graph import WARM_UP
 
 FORK = multiprocessing.get_context("fork")
@@ -98,32 +99,89 @@ def test_a_cpu_has_no_turns() -> None:
     assert turn.waited == 0
 
 
-def test_training_says_once_when_it_is_ready() -> None:
-    steps = WARM_UP + 4
-    config = override(
-        lm_tiny("8e2a"), "shape.width=16", "shape.depth=1", "shape.head_dim=8", "task.sequence=16",
-        "budget.batch_tokens=32", f"budget.steps={steps}", "log_every=1", "betas=hold", "device=cpu",
+class Noted(Turn):
+    """A turn that writes down what is done with it; of a busy one, somebody else has it at first."""
+
+    def __init__(self, name: str, said: list[str], busy: bool = False) -> None:
+        super().__init__(None)
+        self.name, self.said, self.busy = name, said, busy
+
+    def take(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        if self.busy:
+            meanwhile()
+        self.said.append(f"take {self.name}")
+
+    def close(self) -> None:
+        self.said.append(f"close {self.name}")
+
+
+def tiny(layout: str, *changes: str) -> RunConfig:
+    return override(
+        lm_tiny(layout), "shape.width=16", "shape.depth=2", "shape.head_dim=8", "task.sequence=16",
+        "budget.batch_tokens=32", f"budget.steps={WARM_UP + 3}", "log_every=1", "betas=hold", "device=cpu", *changes,
     )  # fmt: skip
+
+
+def test_training_takes_each_turn_once() -> None:
     said: list[str] = []
-    train_fused([config], report=lambda step, losses: said.append(f"step {step}"), ready=lambda: said.append("ready"))
-    assert said.index("ready") == said.index(f"step {WARM_UP}") + 1
-    assert said.count("ready") == 1
+    train_fused(
+        [tiny("8e2a")],
+        report=lambda step, losses: said.append(f"step {step}"),
+        compiling=Noted("compile", said),
+        training=Noted("train", said),
+    )
+    first, *steps = [f"step {step}" for step in range(WARM_UP + 3)]
+    assert said == ["take compile", first, *steps[:WARM_UP], "close compile", "take train", *steps[WARM_UP:]]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(("layout", "dense_layers"), [("dense", 0), ("8e2a1s", 0), ("8e2a", 1)])
+def test_what_is_tried_while_waiting_changes_no_bit(
+    layout: str, dense_layers: int, accumulate: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = [f"accumulate={accumulate}", f"shape.dense_layers={dense_layers}"]
+    configs = [tiny(layout, *changes), tiny(layout, *changes, "seed=1")]
+    straight, model = train_fused(configs)
+    tried: list[int] = []
+    once = fused._backward
+
+    def backward(config: Any, task: Any, model: Any, *rest: Any) -> Any:
+        tried.append(len(model.layers))
+        return once(config, task, model, *rest)
+
+    monkeypatch.setattr(fused, "_backward", backward)
+    waited, after = train_fused(configs, compiling=Noted("compile", [], busy=True))
+    assert waited == straight
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), after.parameters(), strict=True))
+    assert tried == [len({*configs[0].shape.blocks}), *[2] * (WARM_UP + 3)]
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_wait_is_used_once(tmp_path: Path, busy: bool) -> None:
+    used: list[float] = []
+    if busy:
+        process, told = holder(tmp_path / "gpu.lock", 600)
+        told.recv()
+
+    def use() -> None:
+        used.append(time.monotonic())
+        process.kill()
+
+    with closing(Turn(tmp_path / "gpu.lock")) as turn:
+        turn.take(use)
+    assert len(used) == busy
 
 
 def test_a_group_compiles_in_its_turn_and_trains_in_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a group trains, the next one may compile."""
     monkeypatch.setattr(worker, "lock_of", lambda device, kind: tmp_path / kind)
-    config = override(
-        lm_tiny("dense"), "shape.width=16", "shape.depth=1", "shape.head_dim=8", "task.sequence=16",
-        "budget.batch_tokens=32", f"budget.steps={WARM_UP + 3}", "log_every=1", "betas=hold", "device=cpu",
-    )  # fmt: skip
     held: dict[int, tuple[bool, bool]] = {}
 
     def taken(kind: str) -> bool:
         with (tmp_path / kind).open("a") as file:
             return not gpu_turn._locked(file.fileno())
 
-    worker.work([config], report=lambda step, losses: held.update({step: (taken("compile"), taken("train"))}))
+    worker.work([tiny("dense")], report=lambda step, losses: held.update({step: (taken("compile"), taken("train"))}))
     assert held == {step: (step <= WARM_UP, step > WARM_UP) for step in range(WARM_UP + 3)}
 
 

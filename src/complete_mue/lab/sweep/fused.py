@@ -25,6 +25,7 @@ from complete_mue.lab.models import DiffusionTransformer, LanguageModel
 from complete_mue.lab.models.residual_layer import LayerOptions
 from complete_mue.lab.nn.router import Routing
 from complete_mue.lab.sweep.adamw import ReplicaAdamW, ReplicaSettings
+from complete_mue.lab.sweep.gpu_turn import NO_TURN, Turn
 from complete_mue.lab.sweep.grid import MAY_DIFFER, alike
 from complete_mue.lab.train.config import RunConfig
 from complete_mue.lab.train.cuda_graph import WARM_UP, Recorded
@@ -56,13 +57,14 @@ def train_fused(
     dtype: torch.dtype = torch.float32,
     graph: bool = True,
     report: Report = lambda step, losses: None,
-    ready: Callable[[], None] = lambda: None,
+    compiling: Turn = NO_TURN,
+    training: Turn = NO_TURN,
 ) -> tuple[list[FusedResult], nn.Module]:
     """Train all configs together; returns their results and the model, whose parameters are [K, ...].
 
     ``report`` gets the step and the losses [K] of every ``log_every``-th step. On a GPU, ``graph`` records a step once
-    and replays it, so that the host's pace does not matter. ``ready`` is called once, when all is compiled and recorded
-    and training is all that is left.
+    and replays it, so that the host's pace does not matter. The turns are taken for compiling and recording, and for
+    all steps after that.
     """
     _check_alike(configs)
     first, device = configs[0], pick_device(configs[0].device)
@@ -72,6 +74,18 @@ def train_fused(
     tasks[0].check_holds(first.budget)
     model = _bare_model(first, tasks[0], len(configs), device, dtype)
     optimizer = _prepare(model, configs)
+    steps = first.budget.steps
+
+    def batches(steps: int) -> Iterator[Batch]:
+        return _placed_batches(tasks, whose, steps, dtype)
+
+    def meanwhile() -> None:
+        with contextlib.suppress(torch.OutOfMemoryError):
+            _try_kernels(first, tasks[0], model, next(batches(1)), len(tasks) > 1)
+        optimizer.grads.zero_()
+        torch.cuda.empty_cache()
+
+    compiling.take(meanwhile)
     if first.compile:
         model.compile_parts()
     alive = torch.ones(len(configs), dtype=torch.bool, device=device)
@@ -84,13 +98,13 @@ def train_fused(
         return loss, routings
 
     take = Recorded(advance) if graph and device.type == "cuda" else advance
-    steps = first.budget.steps
     factors = torch.tensor([first.schedule.factor(step) for step in range(steps)], dtype=torch.float64, device=device)
     history: list[Tensor] = []
     routings: list[Routing] = []
-    for step, batch in enumerate(_placed_batches(tasks, whose, steps, dtype)):
+    for step, batch in enumerate(batches(steps)):
         if step == WARM_UP + 1:
-            ready()
+            compiling.close()
+            training.take()
         loss, routings = take(factors[step], *batch)
         history.append(loss.clone())
         if step % first.log_every == 0:
@@ -225,6 +239,20 @@ def _backward(
         if config.balance_rate:
             loads = added(loads, [routing.load for routing in routings])
     return total, routings, loads
+
+
+def _try_kernels(config: RunConfig, task: Task, model: nn.Module, batch: Batch, apart: bool) -> None:
+    """Gradients through one layer of each kind, not compiled. They leave our own kernels on disk, ready for the program
+    that this one waits for: torch compiles its own side by side, but ours one by one, when they are first called.
+    """
+    layers = model.layers
+    assert isinstance(layers, nn.ModuleList)
+    kinds = dict(zip(config.shape.blocks, layers, strict=True))
+    try:
+        model.layers = nn.ModuleList(kinds.values())
+        _backward(config, task, model, batch, apart)
+    finally:
+        model.layers = layers
 
 
 def _results(history: Tensor, steps: int, routings: list[Routing]) -> list[FusedResult]:

@@ -12,7 +12,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
@@ -40,13 +40,15 @@ class Turn:
         self._lock, self._handle = lock, -1
         self.waited = 0.0  # seconds
 
-    def take(self) -> None:
-        """Wait until no other program has it."""
+    def take(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Wait until no other program has it; if one has, do something ``meanwhile``, once."""
         if self._lock is None or self._handle >= 0:
             return
         began, told = time.perf_counter(), False
         with suppress(OSError, FileError):
             self._handle = open_lock(self._lock)
+            if not _locked(self._handle):
+                meanwhile()
             while not _locked(self._handle):
                 time.sleep(_POLL)
                 if not told and time.perf_counter() - began > PATIENCE:
@@ -59,6 +61,9 @@ class Turn:
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
+
+
+NO_TURN = Turn(None)
 
 
 @contextmanager

@@ -31,13 +31,7 @@ def work(configs: Sequence[RunConfig], *, threads: int | None = None, report: Pr
         _forget_programs(configs)
     start, data, device = time.perf_counter(), pinned(configs[0]).task.data, pick_device(configs[0].device)
     with closing(Turn(lock_of(device, "compile"))) as compiling, closing(Turn(lock_of(device, "train"))) as training:
-
-        def ready() -> None:
-            compiling.close()
-            training.take()
-
-        compiling.take()
-        results, _ = train_fused(configs, report=report, ready=ready)
+        results, _ = train_fused(configs, report=report, compiling=compiling, training=training)
     seconds = time.perf_counter() - start - compiling.waited - training.waited
     return [
         _outcome(result, config, seconds, len(configs), data) for result, config in zip(results, configs, strict=True)
