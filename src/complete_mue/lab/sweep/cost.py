@@ -24,7 +24,7 @@ _FLOPS = 4e14 / GPUS[FITTED].bandwidth  # products, as much slower on a GPU as i
 _FLASH = 2e14 / GPUS[FITTED].bandwidth  # attention over long rows
 _SHORT = 128  # tokens of a row that one program holds whole
 _COMPILE = 35.0  # seconds, of the first program
-_SATURATED = 16 * 16_384 * 128  # tokens per step, times width, from where more runs in one program gain little
+_SATURATED = 32 * 16_384 * 128  # tokens per step, times width, from where more runs in one program gain little
 
 
 def sweep_seconds(points: Sequence[SweepPoint], gpu: str = FITTED, replicas: int | None = None) -> float:
@@ -39,7 +39,7 @@ def sweep_seconds(points: Sequence[SweepPoint], gpu: str = FITTED, replicas: int
 
 
 def saturating(config: RunConfig) -> int:
-    """Runs in one program from where a GPU gains little more: 16 of 16k tokens at width 128."""
+    """Runs in one program from where a GPU gains little more: 32 of 16k tokens at width 128."""
     return max(1, round(_SATURATED / (config.budget.batch_tokens * config.shape.width)))
 
 
