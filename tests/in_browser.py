@@ -8,7 +8,7 @@ from typing import Any
 PHONE, LAPTOP = 390, 1280
 
 
-def until(browser: Any, condition: str, *arguments: Any, seconds: float = 20) -> Any:
+def until(browser: Any, condition: str, *arguments: Any, seconds: float = 60) -> Any:
     """The value of a script once it is truthy."""
     deadline = time.monotonic() + seconds
     while not (value := browser.execute_script(f"return {condition}", *arguments)):

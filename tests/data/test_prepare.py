@@ -9,7 +9,6 @@ import lzma
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -266,8 +265,25 @@ def test_a_lone_line_cannot_be_cut(tmp_path: Path) -> None:
 # -- interruptions ----------------------------------------------------------------------------------------------------
 
 RUN = """
-import sys
-from complete_mue.lab.data import prepare
+import sys, time
+from contextlib import contextmanager
+from complete_mue.lab.data import prepare, shard_folder
+
+whole, left = shard_folder.whole, int(sys.argv[5])
+
+@contextmanager
+def waits(path):
+    global left
+    with whole(path) as file:
+        if left == 0:
+            file.write(b"half a shard")
+            file.flush()
+            print("now", flush=True)
+            time.sleep(600)
+        left -= 1
+        yield file
+
+shard_folder.whole = waits
 prepare(sys.argv[1:3], sys.argv[3], tokenizer=sys.argv[4], separator="\\n\\n\\n", held_out=0.2, shard_tokens=2000,
         workers=2, progress=False)
 """
@@ -278,14 +294,13 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def killed(sources: list[Path], out: Path, tokenizer: str, shards: int) -> int:
-    """Start preparing, kill it when so many shards are there; the status."""
-    process = subprocess.Popen([sys.executable, "-c", RUN, *map(str, sources), str(out), tokenizer])
-    while process.poll() is None:
-        if out.is_dir() and len(list(out.glob("*.bin"))) >= shards:
+    """Start preparing, kill it in the middle of the shard after so many; the status."""
+    command = [sys.executable, "-c", RUN, *map(str, sources), str(out), tokenizer, str(shards)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        if process.stdout.readline() == "now\n":
             process.kill()
-            break
-        time.sleep(0.001)
-    return process.wait()
+    return process.returncode
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe"])
@@ -302,11 +317,12 @@ def test_a_killed_run_goes_on_to_the_same_bytes(
     assert not (out / "manifest.json").exists()
     with pytest.raises(FileError, match="did not finish"):
         Manifest.read(out)
-    kept = {path.name: path.stat().st_mtime_ns for path in sorted(out.glob("train-*.bin"))[:4]}
+    kept = {path.name: path.stat().st_mtime_ns for path in out.glob("*.bin")}
+    assert len(kept) == 5
     (out / ".train-00099.bin.part").write_bytes(b"half")
     assert killed(sources, out, name, 10**6) == 0
     assert files(out) == expected
-    assert kept == {path.name: path.stat().st_mtime_ns for path in sorted(out.glob("train-*.bin"))[:4]}
+    assert kept == {name: (out / name).stat().st_mtime_ns for name in kept}
 
 
 def test_a_finished_shard_that_was_damaged_is_made_again(tmp_path: Path, two_sources: TwoSources) -> None:

@@ -58,6 +58,7 @@ lr = [2e-3, 4e-3, 8e-3]
 "8e2a" = ["shape.feed_forward=8e2a@16"]
 """
 GROWTH, FILES, DRIFT = 64.0, 8, 1e-3  # MB, open files, relative difference of losses: more is a finding
+FAREWELL = 30.0  # seconds for the processes of an attempt to leave: later they stay behind
 PATIENCE = 300.0  # seconds for one attempt, and one more per step: later it is a run that hangs
 
 
@@ -261,8 +262,11 @@ class Soak:
         shutil.rmtree(run.parent)
 
     def end(self) -> None:
-        """Kill whatever is still running."""
-        send(marked(self.mark), signal.SIGKILL)
+        """Kill whatever is still running, and what that starts meanwhile; return when nothing is left."""
+        began = time.monotonic()
+        while (left := marked(self.mark)) and time.monotonic() - began < FAREWELL:
+            send(left, signal.SIGKILL)
+            time.sleep(0.05)
 
     # -- one attempt ---------------------------------------------------------------------------------------------------
 
@@ -310,7 +314,7 @@ class Soak:
         this.peak_mb = max([this.peak_mb, *done.watched.memory])
         this.most_files = max([this.most_files, *done.watched.files])
         began = time.monotonic()
-        while (left := marked(self.mark)) and time.monotonic() - began < 30:
+        while (left := marked(self.mark)) and time.monotonic() - began < FAREWELL:
             time.sleep(0.1)
         this.slowest_farewell = max(this.slowest_farewell, time.monotonic() - began)
         if left:
