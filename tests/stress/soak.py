@@ -263,10 +263,15 @@ class Soak:
 
     def end(self) -> None:
         """Kill whatever is still running, and what that starts meanwhile; return when nothing is left."""
+        self._left(kill=True)
+
+    def _left(self, *, kill: bool = False) -> list[int]:
+        """Wait until nothing is running: the processes that stay behind."""
         began = time.monotonic()
         while (left := marked(self.mark)) and time.monotonic() - began < FAREWELL:
-            send(left, signal.SIGKILL)
-            time.sleep(0.05)
+            send(left if kill else [], signal.SIGKILL)
+            time.sleep(0.1)
+        return left
 
     # -- one attempt ---------------------------------------------------------------------------------------------------
 
@@ -313,9 +318,7 @@ class Soak:
         this.attempts += 1
         this.peak_mb = max([this.peak_mb, *done.watched.memory])
         this.most_files = max([this.most_files, *done.watched.files])
-        began = time.monotonic()
-        while (left := marked(self.mark)) and time.monotonic() - began < FAREWELL:
-            time.sleep(0.1)
+        began, left = time.monotonic(), self._left()
         this.slowest_farewell = max(this.slowest_farewell, time.monotonic() - began)
         if left:
             self.found.append(f"{run.parent.name}: {len(left)} processes stayed behind after {done.blow or 'the end'}")

@@ -139,7 +139,7 @@ def test_an_answer_that_takes_long_to_make_is_waited_for(large: int) -> None:
 def test_an_answer_that_is_read_slowly_comes_whole(large: int) -> None:
     with connected(large) as client:
         client.sendall(ASK + b"connection: close\r\n\r\n")
-        assert received(client, pause=SECONDS / 100) > 2**26
+        assert received(client, pause=SECONDS / 50) > 2**26
 
 
 def test_an_answer_that_nobody_reads_is_dropped(large: int) -> None:
