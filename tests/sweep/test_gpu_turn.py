@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 import torch
 
-from complete_mue.lab.recipes import lm_tiny
-from complete_mue.lab.sweep import fused, gpu_turn, worker
+from complete_mue.lab.models.residual_layer import LayerRunner
+from complete_mue.lab.recipes import dit_tiny, lm_tiny
+from complete_mue.lab.sweep import gpu_turn, worker
 from complete_mue.lab.sweep.fused import train_fused
 from complete_mue.lab.sweep.gpu_turn import Turn, lock_of
 from complete_mue.lab.train.config import RunConfig, override
@@ -115,10 +116,11 @@ class Noted(Turn):
         self.said.append(f"close {self.name}")
 
 
-def tiny(layout: str, *changes: str) -> RunConfig:
+def tiny(layout: str, task: str = "lm", *changes: str) -> RunConfig:
+    made, sizes = (lm_tiny(layout), ["task.sequence=16"]) if task == "lm" else (dit_tiny(layout), ["task.size=8"])
     return override(
-        lm_tiny(layout), "shape.width=16", "shape.depth=2", "shape.head_dim=8", "task.sequence=16",
-        "budget.batch_tokens=32", f"budget.steps={WARM_UP + 3}", "log_every=1", "betas=hold", "device=cpu", *changes,
+        made, *sizes, "shape.width=16", "shape.depth=2", "shape.head_dim=8", f"budget.steps={WARM_UP + 3}",
+        "budget.batch_tokens=64", "log_every=1", "betas=hold", "device=cpu", *changes,
     )  # fmt: skip
 
 
@@ -134,26 +136,28 @@ def test_training_takes_each_turn_once() -> None:
     assert said == ["take compile", first, *steps[:WARM_UP], "close compile", "take train", *steps[WARM_UP:]]
 
 
+@pytest.mark.parametrize("task", ["lm", "dit"])
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize(("layout", "dense_layers"), [("dense", 0), ("8e2a1s", 0), ("8e2a", 1)])
 def test_what_is_tried_while_waiting_changes_no_bit(
-    layout: str, dense_layers: int, accumulate: int, monkeypatch: pytest.MonkeyPatch
+    task: str, layout: str, dense_layers: int, accumulate: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes = [f"accumulate={accumulate}", f"shape.dense_layers={dense_layers}"]
-    configs = [tiny(layout, *changes), tiny(layout, *changes, "seed=1")]
+    configs = [tiny(layout, task, *changes), tiny(layout, task, *changes, "seed=1")]
     straight, model = train_fused(configs)
-    tried: list[int] = []
-    once = fused._backward
+    calls: list[int] = []
+    once = LayerRunner.__call__
 
-    def backward(config: Any, task: Any, model: Any, *rest: Any) -> Any:
-        tried.append(len(model.layers))
-        return once(config, task, model, *rest)
+    def called(runner: LayerRunner, number: int, *rest: Any) -> Any:
+        calls.append(number)
+        return once(runner, number, *rest)
 
-    monkeypatch.setattr(fused, "_backward", backward)
+    monkeypatch.setattr(LayerRunner, "__call__", called)
     waited, after = train_fused(configs, compiling=Noted("compile", [], busy=True))
     assert waited == straight
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), after.parameters(), strict=True))
-    assert tried == [len({*configs[0].shape.blocks}), *[2] * (WARM_UP + 3)]
+    tried = [0, 1] if dense_layers else [0]
+    assert calls == [*tried * accumulate, *[0, 1] * accumulate * (WARM_UP + 3)]
 
 
 @pytest.mark.parametrize("busy", [False, True])

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -245,14 +246,17 @@ def _try_kernels(config: RunConfig, task: Task, model: nn.Module, batch: Batch, 
     """Gradients through one layer of each kind, not compiled. They leave our own kernels on disk, ready for the program
     that this one waits for: torch compiles its own side by side, but ours one by one, when they are first called.
     """
-    layers = model.layers
-    assert isinstance(layers, nn.ModuleList)
-    kinds = dict(zip(config.shape.blocks, layers, strict=True))
+    kinds = config.shape.blocks
+    whole: Any = model.run_layer
+
+    def first_of_a_kind(number: int, routings: list[Routing], layer: nn.Module, x: Tensor, *rest: Any) -> Any:
+        return x if kinds[number] in kinds[:number] else whole(number, routings, layer, x, *rest)
+
     try:
-        model.layers = nn.ModuleList(kinds.values())
+        model.run_layer = first_of_a_kind
         _backward(config, task, model, batch, apart)
     finally:
-        model.layers = layers
+        model.run_layer = whole
 
 
 def _results(history: Tensor, steps: int, routings: list[Routing]) -> list[FusedResult]:
