@@ -104,7 +104,7 @@ def bench_moe_command(
 
 @bench.command("sweep")
 def bench_sweep_command(
-    layout: Annotated[list[str] | None, typer.Option(metavar="LAYOUT", help="Default: dense and 64e4a.")] = None,
+    layout: Annotated[list[str] | None, typer.Option(metavar="LAYOUT", help="Default: dense and 64e2a.")] = None,
     replicas: Annotated[
         list[int] | None,
         typer.Option("--replicas", "-k", min=1, metavar="K", help="Runs in one program. Default: 1 and 9."),

@@ -1,7 +1,7 @@
 """``mue bench sweep``: K runs in one program against one run at a time, in total tokens per second, in one run.
 
-On a GPU the paper's proxy at 16k tokens per step (width 128, eight layers), bfloat16, compiled; on CPU `lm_tiny` in one
-thread, as a sweep's worker processes run it.
+On a GPU the language model of a sweep's scale `small` (width 128, four layers, 16k tokens per step), bfloat16, compiled;
+on CPU `lm_tiny` in one thread, as a sweep's worker processes run it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,15 @@ from complete_mue.layout.numbers import count
 from complete_mue.storage import write_json
 from complete_mue.tabular import terminal_table
 
-LAYOUTS = ("dense", "64e4a")
-_ON_GPU = ("lm_proxy", "shape.depth=8", "task.sequence=1024", "budget.batch_tokens=16384", "task.epochs=repeat")
+LAYOUTS = ("dense", "64e2a")
+_ON_GPU = (
+    "lm_proxy",
+    "shape.depth=4",
+    "shape.head_dim=32",
+    "task.sequence=64",
+    "budget.batch_tokens=16384",
+    "task.epochs=repeat",
+)
 _ON_CPU = ("lm_tiny", "compile=false")
 _INTERVAL, _WARM_UP = 5, 3  # steps per timed interval, intervals that compile and warm up
 
