@@ -143,9 +143,9 @@ def table(page: str, name: str) -> list[list[str]]:
 def test_sweep_table_equals_the_records() -> None:
     rows = json.loads((ROOT / "docs/results/sweep/sweep.json").read_text(encoding="utf-8"))["rows"]
     found = {(r["layout"], "recorded" if r["recorded"] else "plain", r["replicas"]): r for r in rows}
-    for layout, step, *shown, ratio in table("sweep.md", "sweep"):
+    for layout, step, *cells, ratio in table("sweep.md", "sweep"):
         speeds = [found[layout, step, k]["tokens_per_second"] for k in (1, 9, 24, 66)]
-        assert shown == [f"{speed / 1e6:.2f}" for speed in speeds]
+        assert cells == [f"{speed / 1e6:.2f}" for speed in speeds]
         assert ratio == f"{speeds[-1] / speeds[0]:.1f}"
 
 

@@ -12,6 +12,9 @@ from torch import Tensor
 
 from complete_mue.lab.kernels import plain_loop, triton_experts
 from complete_mue.lab.kernels.dispatch import unavailable
+from complete_mue.lab.recipes import recipe
+from complete_mue.lab.sweep.fused import train_fused
+from complete_mue.lab.train.config import override
 
 _probe = torch.empty(1, 128, dtype=torch.bfloat16, device="cuda" if torch.cuda.is_available() else "cpu")
 _reason = unavailable("triton", _probe, _probe.new_empty(1, 2, 128))
@@ -275,7 +278,7 @@ def test_past_two_to_the_31_elements() -> None:
 
 
 def test_small_case_for_the_sanitizer() -> None:
-    """`compute-sanitizer --tool memcheck python -m pytest tests/kernels/test_triton.py -k sanitizer`."""
+    """PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer python -m pytest tests/kernels/test_triton.py -k sanitizer"""
     for widths in ((136, 72), (100, 36)):
         got = outputs(
             triton_experts.routed_experts, case(150, *widths, 3, 2), torch.randn(150, widths[0], device="cuda")
@@ -285,3 +288,12 @@ def test_small_case_for_the_sanitizer() -> None:
     totals = torch.zeros_like(up, dtype=torch.float32), torch.zeros_like(down, dtype=torch.float32)
     outputs(lambda *case: triton_experts.routed_experts(*case, totals=totals), one, torch.randn_like(x))
     assert all(bool(total.isfinite().all()) for total in totals)
+
+
+@pytest.mark.parametrize("name", ["lm_tiny:16e4a1s", "dit_tiny:16e4a2g"])
+def test_small_models_for_the_sanitizer(name: str) -> None:
+    """Two runs in one program: the kernels of the router, the sort, narrow experts, rotary positions and attention."""
+    changes = ["budget.steps=2", "precision=bfloat16", "compile=false", "device=cuda", "betas=hold"]
+    config = override(recipe(name), *changes)
+    results, _ = train_fused([config, override(config, "seed=1")], graph=False)
+    assert all(result.loss is not None for result in results)

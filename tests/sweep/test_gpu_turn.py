@@ -8,6 +8,7 @@ import multiprocessing
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -18,7 +19,7 @@ import torch
 
 from complete_mue.lab.models.residual_layer import LayerRunner
 from complete_mue.lab.recipes import dit_tiny, lm_tiny
-from complete_mue.lab.sweep import gpu_turn, worker
+from complete_mue.lab.sweep import fused, gpu_turn, worker
 from complete_mue.lab.sweep.fused import train_fused
 from complete_mue.lab.sweep.gpu_turn import Turn, lock_of
 from complete_mue.lab.train.config import RunConfig, override
@@ -158,6 +159,22 @@ def test_what_is_tried_while_waiting_changes_no_bit(
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), after.parameters(), strict=True))
     tried = [0, 1] if dense_layers else [0]
     assert calls == [*tried * accumulate, *[0, 1] * accumulate * (WARM_UP + 3)]
+
+
+@pytest.mark.parametrize("error", [ValueError("no such kernel"), torch.OutOfMemoryError("full")])
+def test_what_fails_while_waiting_fails_no_run(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    straight, _ = train_fused([tiny("8e2a")])
+
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(fused, "_try_kernels", fail)
+    said = [] if isinstance(error, torch.OutOfMemoryError) else ["not compiled ahead: ValueError: no such kernel"]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        waited, _ = train_fused([tiny("8e2a")], compiling=Noted("compile", [], busy=True))
+    assert waited == straight
+    assert [str(warning.message).removeprefix("kernels were ") for warning in caught] == said
 
 
 @pytest.mark.parametrize("busy", [False, True])

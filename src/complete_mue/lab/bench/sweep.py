@@ -1,6 +1,6 @@
 """``mue bench sweep``: K runs in one program against one run at a time, in total tokens per second, in one run.
 
-On a GPU the language model of a sweep's scale `small` (width 128, four layers, 16k tokens per step), bfloat16, compiled;
+On a GPU the language model of scale `small` (width 128, four layers, 16k tokens per step), bfloat16, compiled;
 on CPU `lm_tiny` in one thread, as a sweep's worker processes run it.
 """
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -81,8 +82,12 @@ def train_fused(
         return _placed_batches(tasks, whose, steps, dtype)
 
     def meanwhile() -> None:
-        with contextlib.suppress(torch.OutOfMemoryError):
+        try:
             _try_kernels(first, tasks[0], model, next(batches(1)), len(tasks) > 1)
+        except torch.OutOfMemoryError:
+            pass
+        except Exception as error:  # these runs may train nevertheless; if not, they say why
+            warnings.warn(f"kernels were not compiled ahead: {type(error).__name__}: {error}", stacklevel=2)
         optimizer.grads.zero_()
         torch.cuda.empty_cache()
 
