@@ -19,12 +19,12 @@ import complete_mue as mue
 
 pytest.importorskip("torch")
 
-from complete_mue.lab.records import Ledger, read_sweep
+from complete_mue.lab.records import Ledger, Outcome, read_sweep
 from complete_mue.lab.records.pack import pack_sweeps
 from complete_mue.lab.report.summary import summarize
-from complete_mue.lab.sweep.executor import Executor, Here, Job, Processes
+from complete_mue.lab.sweep.executor import Advanced, Event, Executor, Finished, Here, Job, Processes
 from complete_mue.lab.sweep.grid import Scan, Sweep, Target
-from complete_mue.lab.sweep.run import run
+from complete_mue.lab.sweep.run import Status, run
 from in_process import mue as mue_here
 from small_sweeps import TINY, base, losses, sweep_of
 
@@ -38,6 +38,40 @@ class _Nowhere(Here):
 
 def go(sweep: Sweep, folder: Path, executor: Executor, **options: object) -> object:
     return run(sweep, folder, executor, replicas=lambda point: 2, **options)  # type: ignore[arg-type]
+
+
+class _Scripted(Here):
+    """Trains nothing: every second one more of these steps is reported."""
+
+    def __init__(self, clock: list[float], steps: list[int]) -> None:
+        super().__init__()
+        self.clock, self.steps, self.number = clock, steps, 0
+
+    def start(self, job: Job) -> None:
+        self.number, self._running, self.configs = job.number, 1, job.configs
+
+    def events(self, timeout: float) -> list[Event]:
+        self.clock[0] += 1
+        if self.steps:
+            return [Advanced(self.number, self.steps.pop(0), [1.0] * len(self.configs))]
+        self._running = 0
+        return [Finished(self.number, tuple(Outcome("finished", loss=1.0) for _ in self.configs))]
+
+
+def test_the_time_left_goes_by_the_pace_once_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("complete_mue.lab.sweep.run.time.monotonic", lambda: clock[0])
+    sweep = dataclasses.replace(sweep_of(), targets=sweep_of().targets[:1])
+    steps = sweep.reference.config.budget.steps
+    ticks = [0, *range(steps // 2, steps)]  # compiled; then a long wait for its turn; then a step a second
+    seen: list[tuple[float | None, float | None]] = []
+
+    def show(status: Status) -> None:
+        seen.append((status.seconds_left, status.running[0].seconds_left if status.running else None))
+
+    run(sweep, tmp_path, _Scripted(clock, [*ticks]), replicas=lambda point: 9, show=show)
+    assert seen[:2] == [(None, None)] * 2, "a first step says nothing about the pace"
+    assert seen[2 : len(ticks)] == [(pytest.approx(left), left) for left in range(steps - steps // 2 - 2, -1, -1)]
 
 
 def test_nothing_runs_twice(tmp_path: Path) -> None:

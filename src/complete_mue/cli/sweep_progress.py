@@ -37,11 +37,10 @@ def shown(title: str) -> Iterator[Callable[[Status], None]]:
 def _lines(title: str, status: Status) -> list[str]:
     lines = []
     for group in status.running:
-        steps = group.points[0].config.budget.steps
         best = "" if group.best is None else f"  best {group.best:.3f}"
-        spent = time.monotonic() - group.since
-        left = f"  {_clock(spent * (steps - group.step) / group.step)} left" if group.step else ""
-        lines.append(f"  {group.label:28} {_bar(group.step / steps)} step {group.step}/{steps}{best}{left}")
+        left = "" if group.seconds_left is None else f"  {_clock(group.seconds_left)} left"
+        bar = _bar(group.step / group.steps)
+        lines.append(f"  {group.label:28} {bar} step {group.step}/{group.steps}{best}{left}")
     facts = [f"{_bar(status.done / status.total)} {status.done}/{status.total} points"]
     facts += [f"{status.failed} failed"] if status.failed else []
     facts += [f"best {status.best[0]:.4f} ({status.best[1]})"] if status.best else []

@@ -26,11 +26,24 @@ from complete_mue.lab.records.merge import join_plans
 from complete_mue.lab.records.store import SWEEP_FILE
 from complete_mue.lab.sweep.executor import Advanced, Executor, Failed, Finished, Job
 from complete_mue.lab.sweep.grid import Sweep, SweepPoint, fusible, pinned_sweep
+from complete_mue.lab.train.cuda_graph import WARM_UP
 from complete_mue.lab.train.task import build
 from complete_mue.storage import open_lock, remove_parts, write_json
 
 _MOST_LOSSES = 5  # a point whose worker died this many times is entered as failed
 _WAIT = 0.2
+
+
+@dataclass(frozen=True)
+class Pace:
+    """When something began, and how much of it was done by then."""
+
+    since: float
+    done: float
+
+    def seconds_left(self, done: float, left: float) -> float | None:
+        """The rest, as fast as from then until now."""
+        return left * (time.monotonic() - self.since) / (done - self.done) if done > self.done else None
 
 
 @dataclass
@@ -41,7 +54,7 @@ class Group:
     lost: int = 0
     step: int = 0
     best: float | None = None
-    since: float = 0.0
+    pace: Pace | None = None  # once it trains: what it compiles before that, and the wait for its turn, are no guide
     held: ExitStack = field(default_factory=ExitStack)
 
     @property
@@ -50,6 +63,16 @@ class Group:
         config = self.points[0].config
         active = config.shape.parameters.active + config.shape.width * 512
         return len(self.points) * active * config.budget.tokens
+
+    @property
+    def steps(self) -> int:
+        """All of them."""
+        return self.points[0].config.budget.steps
+
+    @property
+    def seconds_left(self) -> float | None:
+        """None until there is a pace."""
+        return None if self.pace is None else self.pace.seconds_left(self.step, self.steps - self.step)
 
     @property
     def label(self) -> str:
@@ -204,7 +227,9 @@ class _Runner:
         self.waiting = deque(sorted(groups, key=lambda group: -group.work))
         self.running: dict[int, Group] = {}
         self.elsewhere: list[Group] = []
-        self.jobs, self.began, self.work_done = 0, time.monotonic(), 0.0
+        self.jobs, self.work_done = 0, 0.0
+        self.began = Pace(time.monotonic(), 0.0)
+        self.pace: Pace | None = None  # once a group trains, or is done
         self.done, self.failed = len(self.points) - len(missing), 0
         self.best: tuple[float, str] | None = None
 
@@ -225,14 +250,13 @@ class _Runner:
             group.held.close()
 
     def status(self) -> Status:
-        spent = time.monotonic() - self.began
-        shares = [group.work * group.step / group.points[0].config.budget.steps for group in self.running.values()]
-        done = self.work_done + sum(shares)
-        left = sum(group.work for group in (*self.waiting, *self.running.values(), *self.elsewhere)) - sum(shares)
-        running = tuple(self.running.values())
-        return Status(
-            self.done, len(self.points), self.failed, running, self.best, left * spent / done if done else None
-        )
+        done = self._done()
+        left = sum(group.work for group in (*self.waiting, *self.running.values(), *self.elsewhere))
+        seconds = self.pace.seconds_left(done, left - (done - self.work_done)) if self.pace else None
+        return Status(self.done, len(self.points), self.failed, tuple(self.running.values()), self.best, seconds)
+
+    def _done(self) -> float:
+        return self.work_done + sum(group.work * group.step / group.steps for group in self.running.values())
 
     def _start(self) -> None:
         while self.waiting and self.executor.free() > 0:
@@ -251,7 +275,7 @@ class _Runner:
                 held.close()
                 continue
             points = tuple(point for point in group.points if point.id in mine)
-            started = Group(points, group.lost, since=time.monotonic(), held=held)
+            started = Group(points, group.lost, held=held)
             self.jobs += 1
             self.running[self.jobs] = started
             self.executor.start(Job(self.jobs, tuple(point.config for point in points)))
@@ -262,6 +286,9 @@ class _Runner:
             return
         if isinstance(event, Advanced):
             group.step = event.step + 1
+            if event.step > WARM_UP and group.pace is None:
+                group.pace = Pace(time.monotonic(), group.step)
+                self.pace = self.pace or Pace(group.pace.since, self._done())
             finite = [loss for loss in event.losses if loss == loss]
             group.best = min(finite, default=None)
             return
@@ -287,6 +314,7 @@ class _Runner:
 
     def _enter(self, group: Group, outcomes: tuple[Outcome, ...]) -> None:
         self.work_done += group.work
+        self.pace = self.pace or self.began
         for point, outcome in zip(group.points, outcomes, strict=True):
             self.ledger.write(point.id, outcome)
             self.done += 1
