@@ -41,7 +41,8 @@ def _lines(title: str, status: Status) -> list[str]:
         left = "" if group.seconds_left is None else f"  {_clock(group.seconds_left)} left"
         bar = _bar(group.step / group.steps)
         lines.append(f"  {group.label:28} {bar} step {group.step}/{group.steps}{best}{left}")
-    facts = [f"{_bar(status.done / status.total)} {status.done}/{status.total} points"]
+    under_way = sum(len(group.points) * group.step / group.steps for group in status.running)
+    facts = [f"{_bar((status.done + under_way) / status.total)} {status.done}/{status.total} points"]
     facts += [f"{status.failed} failed"] if status.failed else []
     facts += [f"best {status.best[0]:.4f} ({status.best[1]})"] if status.best else []
     facts += [f"{_clock(status.seconds_left)} left"] if status.seconds_left is not None else []
