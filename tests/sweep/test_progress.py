@@ -15,9 +15,9 @@ def test_a_line_for_every_group_and_one_for_all(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("complete_mue.lab.sweep.run.time.monotonic", lambda: 100.0)
     points = sweep_of().points
     compiles, trains = Group(points[:3]), Group(points[3:], step=5, best=1.25, pace=Pace(80.0, 1))
-    first, second, whole = _lines("Test", Status(0, 6, 0, (compiles, trains), None, 3700.0))
-    assert first.split() == ["dense", "·", "3", "runs", "·", "complete_mue", "░" * 16, "step", "0/10"]
-    assert second.split()[-6:] == ["step", "5/10", "best", "1.250", "0:25", "left"]
-    assert whole == f"Test: {'█' * 4}{'░' * 12} 0/6 points  1:01:40 left", "half of one of two groups"
-    (whole,) = _lines("Test", Status(6, 6, 1, (), (1.25, "dense, lr 0.004"), None))
-    assert whole == f"Test: {'█' * 16} 6/6 points  1 failed  best 1.2500 (dense, lr 0.004)"
+    first, second, whole = _lines(Status(0, 6, 0, (compiles, trains), None, 3700.0))
+    assert first == f"{'░' * 10} dense × 3 · complete_mue  step 0/10"
+    assert second == f"{'█' * 5}{'░' * 5} 8e2a × 3 · complete_mue_sparse  step 5/10  0:25 left  best 1.250"
+    assert whole == f"{'█' * 2}{'░' * 8} 0/6 runs  1:01:40 left", "half of one of two groups"
+    (whole,) = _lines(Status(6, 6, 1, (), (1.25, "dense, lr 0.004"), None))
+    assert whole == f"{'█' * 10} 6/6 runs  1 failed  best 1.2500 (dense, lr 0.004)"

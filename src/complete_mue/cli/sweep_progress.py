@@ -14,42 +14,44 @@ if TYPE_CHECKING:
 
 @contextmanager
 def shown(title: str) -> Iterator[Callable[[Status], None]]:
-    """One line per running group and one for the whole; without a terminal, the last of them every ten seconds."""
-    from rich.console import Console, Group
+    """The title, a line per running group and one for the whole; without a terminal, the last every ten seconds."""
+    from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
     console = Console(stderr=True, highlight=False)
     if console.is_terminal:
         with Live(console=console, refresh_per_second=4, transient=True) as view:
-            yield lambda status: view.update(Group(*(Text(line) for line in _lines(title, status))))
+            yield lambda status: view.update(
+                Text("\n".join((title, *_lines(status))), no_wrap=True, overflow="ellipsis")
+            )
         return
     last = [time.monotonic(), 0]
 
     def show(status: Status) -> None:
         if time.monotonic() - last[0] > 10 or (status.done == status.total and status.done != last[1]):
             last[:] = [time.monotonic(), status.done]
-            print(_lines(title, status)[-1], file=sys.stderr)
+            print(f"{title}: {_lines(status)[-1]}", file=sys.stderr)
 
     yield show
 
 
-def _lines(title: str, status: Status) -> list[str]:
+def _lines(status: Status) -> list[str]:
     lines = []
     for group in status.running:
-        best = "" if group.best is None else f"  best {group.best:.3f}"
         left = "" if group.seconds_left is None else f"  {_clock(group.seconds_left)} left"
+        best = "" if group.best is None else f"  best {group.best:.3f}"
         bar = _bar(group.step / group.steps)
-        lines.append(f"  {group.label:28} {bar} step {group.step}/{group.steps}{best}{left}")
+        lines.append(f"{bar} {group.label}  step {group.step}/{group.steps}{left}{best}")
     under_way = sum(len(group.points) * group.step / group.steps for group in status.running)
-    facts = [f"{_bar((status.done + under_way) / status.total)} {status.done}/{status.total} points"]
+    facts = [f"{_bar((status.done + under_way) / status.total)} {status.done}/{status.total} runs"]
+    facts += [f"{_clock(status.seconds_left)} left"] if status.seconds_left is not None else []
     facts += [f"{status.failed} failed"] if status.failed else []
     facts += [f"best {status.best[0]:.4f} ({status.best[1]})"] if status.best else []
-    facts += [f"{_clock(status.seconds_left)} left"] if status.seconds_left is not None else []
-    return [*lines, f"{title}: {'  '.join(facts)}"]
+    return [*lines, "  ".join(facts)]
 
 
-def _bar(share: float, width: int = 16) -> str:
+def _bar(share: float, width: int = 10) -> str:
     full = round(share * width)
     return "█" * full + "░" * (width - full)
 

@@ -76,10 +76,10 @@ class Group:
 
     @property
     def label(self) -> str:
-        """``16e4a · 8 runs``, with the rule set where it is one."""
+        """``16e4a × 8``, with the rule set where it is one."""
         first = self.points[0]
         rules = {point.rules for point in self.points}
-        return f"{first.target} · {len(self.points)} runs" + (f" · {first.rules}" if len(rules) == 1 else "")
+        return f"{first.target} × {len(self.points)}" + (f" · {first.rules}" if len(rules) == 1 else "")
 
 
 @dataclass(frozen=True)
