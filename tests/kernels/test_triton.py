@@ -292,8 +292,10 @@ def test_small_case_for_the_sanitizer() -> None:
 
 @pytest.mark.parametrize("name", ["lm_tiny:16e4a1s", "dit_tiny:16e4a2g"])
 def test_small_models_for_the_sanitizer(name: str) -> None:
-    """Two runs in one program: the kernels of the router, the sort, narrow experts, rotary positions and attention."""
-    changes = ["budget.steps=2", "precision=bfloat16", "compile=false", "device=cuda", "betas=hold"]
+    """Two runs in one program: the kernels of the choice of experts, the sort, narrow experts, rotary positions (long
+    rows) and attention (short ones)."""
+    long = ["task.sequence=256"] if name.startswith("lm") else []
+    changes = ["budget.steps=2", "precision=bfloat16", "compile=false", "device=cuda", "betas=hold", *long]
     config = override(recipe(name), *changes)
     results, _ = train_fused([config, override(config, "seed=1")], graph=False)
     assert all(result.loss is not None for result in results)
