@@ -28,6 +28,13 @@ def test_steps_as_they_were_measured_within_a_third(row: dict[str, float]) -> No
     assert 1e3 * step_seconds(config, row["replicas"]) == pytest.approx(row["ms_per_step"], rel=1 / 3)
 
 
+def test_the_benchmark_times_what_sweeps_of_scale_small_train() -> None:
+    base, *changes = bench._ON_GPU
+    timed, swept = override(recipe(f"{base}:dense"), *changes), base_config("lm", "small")
+    assert (timed.shape, timed.budget.batch_tokens) == (swept.shape, swept.budget.batch_tokens)
+    assert timed.task == override(swept, "task.epochs=repeat").task
+
+
 def test_the_probe_as_it_was_measured() -> None:
     """docs/sweep.md: 237 seconds, 49 ms a step."""
     sweep = SweepRequest("roles", "lm", "small", targets=["64e2a"], seeds=4, per_octave=1).sweep()
