@@ -158,21 +158,23 @@ def test_train_table_equals_the_records() -> None:
 
 
 def test_pair_table_equals_the_records() -> None:
-    folders = [ROOT / "docs/results/pair" / name for name in ("dense", "moe")]
-    evals, held_out = (
-        [json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) for folder in folders]
-        for name in ("eval", "held_out")
+    folder = ROOT / "docs/results/pair"
+    dense, moe, answers, speedup = (
+        json.loads((folder / name).read_text(encoding="utf-8"))
+        for name in ("dense/held_out.json", "moe/held_out.json", "dense/eval.json", "speedup.json")
     )
     loss, bits, *scores, average = table("results/pair.md", "pair")
-    assert loss[1:3] == [f"{record['loss']:.3f}" for record in held_out]
-    assert bits[1:3] == [f"{record['bits_per_byte']:.3f}" for record in held_out]
-    assert average[1:] == [f"{100 * x:.1f}" for x in (*(e["average"] for e in evals), evals[0]["average_chance"])]
-    assert [row[0] for row in scores] == [TASKS[name].title for name in evals[0]["tasks"]]
-    for row, *both in zip(scores, *(e["tasks"].values() for e in evals), strict=True):
-        assert row[1:3] == [f"{100 * task['score']:.1f} ± {100 * task['error']:.1f}" for task in both]
-        assert row[3] == f"{100 * both[0]['chance']:.0f}"
-    speedup = json.loads((ROOT / "docs/results/pair/speedup.json").read_text(encoding="utf-8"))
-    assert f"The median is {speedup['median']:.2f}x." in (ROOT / "docs/results/pair.md").read_text(encoding="utf-8")
+    assert loss[1:3] == [f"{record['loss']:.3f}" for record in (dense, moe)]
+    assert bits[1:3] == [f"{record['bits_per_byte']:.3f}" for record in (dense, moe)]
+    assert average[1:] == [f"{100 * answers['average']:.1f}", "–", f"{100 * answers['average_chance']:.1f}"]
+    for (title, score, _, chance), (name, task) in zip(scores, answers["tasks"].items(), strict=True):
+        assert title == TASKS[name].title
+        assert score == f"{100 * task['score']:.1f} ± {100 * task['error']:.1f}"
+        assert chance == f"{100 * task['chance']:.0f}"
+    page = " ".join((ROOT / "docs/results/pair.md").read_text(encoding="utf-8").split())
+    assert f"ends {dense['loss'] - moe['loss']:.3f} nats ahead" in page
+    assert f"The median is {speedup['median']:.2f}x." in page
+    assert f"takes the dense model {speedup['final']:.2f}x the steps" in page
 
 
 TRANSFER, ROLES = Path("docs/results/transfer.md"), Path("docs/results/roles.md")

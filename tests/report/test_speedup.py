@@ -29,6 +29,30 @@ def test_a_known_ratio_is_recovered_to_one_percent(ratio: float, seed: int) -> N
         assert 1.5 + 4.0 * a**-0.35 == pytest.approx(level, abs=0.02)
 
 
+def test_the_whole_stable_phase_counts_evenly() -> None:
+    """The loss of a run falls fast at first: levels that are even in loss would leave its second half out."""
+    found = speedup_curves(*run(1.0, noise=0.0), *run(1.7, noise=0.0), (160, 3200))
+    assert found.reference_steps[-1] > 0.85 * 3200
+    below = sum(step < math.sqrt(160 * 1.7 * 3200) for step in found.reference_steps)
+    assert abs(below - len(found.ratio) / 2) <= 1
+
+
+def test_a_ratio_that_changes_is_followed_to_the_end() -> None:
+    """Loss of the target at t as of the reference at t^1.1: the ratio is t^0.1."""
+    times, losses = run(1.0, noise=0.0)
+    faster = [1.5 + 4.0 * t ** (-0.35 * 1.1) for t in times]
+    found = speedup_curves(times, losses, times, faster, (160, 3200))
+    for ratio, step in zip(found.ratio, found.target_steps, strict=True):
+        assert ratio == pytest.approx(step**0.1, rel=0.01)
+
+
+def test_swapped_runs_have_the_inverse_ratio() -> None:
+    one, other = run(1.0, seed=3), run(1.7, seed=4)
+    there, back = speedup_curves(*one, *other, (160, 3200)), speedup_curves(*other, *one, (160, 3200))
+    assert there.loss == back.loss
+    assert [a * b for a, b in zip(there.ratio, back.ratio, strict=True)] == pytest.approx([1.0] * len(there.ratio))
+
+
 def test_phases_of_their_own_and_binned_losses() -> None:
     def binned(speed: float, steps: int) -> tuple[tuple[float, ...], list[float]]:
         _, losses = run(speed, steps, noise=0.01)

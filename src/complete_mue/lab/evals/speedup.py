@@ -32,6 +32,11 @@ class Comparison:
         assert self.curve.median is not None
         return self.curve.median
 
+    @property
+    def final(self) -> float:
+        """The ratio at the least loss that both reach."""
+        return self.curve.ratio[-1]
+
 
 def compare(reference: Path, target: Path) -> Comparison:
     """Steps of ``reference`` over steps of ``target``, at losses both reach at full learning rate."""
@@ -76,13 +81,16 @@ def _losses(run: Path) -> tuple[list[float], list[float]]:
 def to_dict(found: Comparison) -> dict[str, Any]:
     """Plain data."""
     about = {"reference": found.reference, "target": found.target, "batch_ratio": found.batch_ratio}
-    return {**about, "median": found.median, **asdict(found.curve)}
+    return {**about, "median": found.median, "final": found.final, **asdict(found.curve)}
 
 
 def to_text(found: Comparison) -> str:
     """The median, and the ratio at a few losses."""
     curve = found.curve
-    lines = [f"{found.target} over {found.reference}: {found.median:.2f}x fewer steps to the same loss (median)"]
+    lines = [
+        f"{found.target} over {found.reference}: {found.median:.2f}x fewer steps to the same loss (median), "
+        f"{found.final:.2f}x at the end"
+    ]
     if found.batch_ratio != 1:
         lines.append(
             f"a step of the first has {found.batch_ratio:g}x the tokens: "
@@ -99,20 +107,18 @@ def to_text(found: Comparison) -> str:
 
 
 def draw(found: Comparison, path: Path) -> Path:
-    """The ratio along the loss as SVG, and beside it loss against steps."""
+    """The ratio along the reference's steps as SVG, and beside it loss against steps."""
     curve = found.curve
-    steps = [*curve.reference_steps, *curve.target_steps]
     runs = ((found.reference, curve.reference_steps), (found.target, curve.target_steps))
     losses = tuple(
         Drawn(name, place, tuple(Dot(step, loss, f"{loss:.3f}") for step, loss in zip(taken, curve.loss, strict=True)))
         for place, (name, taken) in enumerate(runs)
     )
-    panel = Panel("", linear_axis("steps", steps), losses)
+    panel = Panel("", linear_axis("steps", [*curve.reference_steps, *curve.target_steps]), losses)
     title, axis = "Loss, stable phase", linear_axis("smoothed loss", curve.loss)
     write_svg(Picture("loss", title, "", axis, (panel,)), path.with_stem(f"{path.stem}-loss"))
-    dots = tuple(Dot(loss, ratio, f"{ratio:.2f}x") for loss, ratio in zip(curve.loss, curve.ratio, strict=True))
-    line = Drawn(f"median {found.median:.2f}x", 1, dots, markers=False)
-    ratio = linear_axis(f"steps of {found.reference} / steps of {found.target}", [0.0, *curve.ratio])
-    panel = Panel("", linear_axis("smoothed loss", curve.loss), (line,))
-    title = "Convergence speedup, stable phase"
-    return write_svg(Picture("speedup", title, "", ratio, (panel,), level=found.median), path)
+    taken = zip(curve.reference_steps, curve.ratio, strict=True)
+    line = Drawn(found.target, 1, tuple(Dot(step, ratio, f"{ratio:.2f}x") for step, ratio in taken), markers=False)
+    panel = Panel("", linear_axis(f"steps of {found.reference}", curve.reference_steps), (line,))
+    title, axis = "Speedup to the same loss, stable phase", linear_axis("speedup", [1.0, *curve.ratio])
+    return write_svg(Picture("speedup", title, "", axis, (panel,), level=1.0), path)

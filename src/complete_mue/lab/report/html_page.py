@@ -169,7 +169,7 @@ def _notes() -> str:
         "basin": "values whose loss is within 0.01 of the best; “…” where that reaches beyond the grid.",
         "verdict": LEGEND,
         "speedup": "steps of the reference over steps of the layout to the same smoothed loss in the stable phase, "
-        "median over loss levels; none where the batch differs from the reference's.",
+        "median along the logarithm of the steps; none where the batch differs from the reference's.",
         "load variation": "standard deviation over mean of the tokens per expert; 0 is perfect balance.",
     }
     items = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in notes.items())

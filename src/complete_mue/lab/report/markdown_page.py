@@ -186,7 +186,7 @@ def _speedup_words(summary: Summary) -> list[str]:
         return []
     (low, least), (high, most) = (pick(known, key=lambda item: item[0]) for pick in (min, max))
     text = f"To the same loss in the stable phase, {summary.reference} takes {low:.2f} ({least.target}) to {high:.2f} "
-    text += f"({most.target}) times the steps of the other layouts: medians over the losses reached."
+    text += f"({most.target}) times the steps of the other layouts: medians along the stable phase."
     return [escaped(text), ""]
 
 

@@ -2,7 +2,8 @@
 
 If the target runs r times as fast, its loss is the reference's with time stretched: L_target(t) = L_reference(r t), a
 shift by log r on a logarithmic axis of steps. So both curves are smoothed on that axis with one bandwidth: whatever
-bias the smoothing has then shifts along and cancels. Only the stable phase counts: warmup and decay depend on the
+bias the smoothing has then shifts along and cancels. The losses compared lie evenly on that axis, too: evenly in loss
+they would crowd where it falls fast, in the first steps. Only the stable phase counts: warmup and decay depend on the
 schedule.
 """
 
@@ -24,7 +25,7 @@ Array = NDArray[Any]
 _CELL = 0.01  # finest resolution in log step; finer data is averaged first
 _BANDWIDTH = 0.1  # of the smoothing, in log step
 _LEVELS = 41
-_MARGIN = 0.05  # of the common range of losses left out at both ends, where the smoothing is one-sided
+_MARGIN = _BANDWIDTH  # in log step, left out at both ends of the curve, where the smoothing is one-sided
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,13 @@ def speedup_curves(
     (at_a, a), (at_b, b) = _smooth(steps_a, losses_a, phases[0]), _smooth(steps_b, losses_b, phases[1])
     if len(a) < 2 or len(b) < 2 or min(a[0], b[0]) <= max(a[-1], b[-1]):
         return Speedup((), (), (), ())
-    top, bottom = min(a[0], b[0]), max(a[-1], b[-1])
-    margin = _MARGIN * (top - bottom)
-    levels = np.linspace(top - margin, bottom + margin, _LEVELS)
-    reference, target = _reached(at_a, a, levels), _reached(at_b, b, levels)
+    losses = np.sort(np.concatenate([a, b]))[::-1]
+    losses = losses[(losses <= min(a[0], b[0])) & (losses >= max(a[-1], b[-1]))]
+    middle = (_reached(at_a, a, losses) + _reached(at_b, b, losses)) / 2  # in log step: even levels for both alike
+    if middle[-1] - middle[0] <= 2 * _MARGIN:
+        return Speedup((), (), (), ())
+    levels = np.interp(np.linspace(middle[0] + _MARGIN, middle[-1] - _MARGIN, _LEVELS), middle, losses)
+    reference, target = np.exp(_reached(at_a, a, levels)), np.exp(_reached(at_b, b, levels))
     return Speedup(*(tuple(found.tolist()) for found in (levels, reference / target, reference, target)))
 
 
@@ -95,5 +99,5 @@ def _local_lines(x: Array, y: Array, count: Array) -> Array:
 
 
 def _reached(x: Array, falling: Array, levels: Array) -> Array:
-    """The steps at which the falling curve comes down to ``levels``, between its points by lines in log step."""
-    return np.exp(np.interp(levels, falling[::-1], x[::-1]))
+    """The log steps at which the falling curve comes down to ``levels``, by lines between its points."""
+    return np.interp(levels, falling[::-1], x[::-1])
