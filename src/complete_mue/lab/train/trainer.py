@@ -46,7 +46,9 @@ class Step:
         if self.routings:
             variations = [routing.load_variation.float() for routing in self.routings]
             plain["load_variation"] = torch.stack(variations).mean().item()
-            plain["load"] = [routing.relative_load.tolist() for routing in self.routings]
+            # Four digits: of many experts in many layers they are most of what a long run writes.
+            loads = (routing.relative_load.tolist() for routing in self.routings)
+            plain["load"] = [[float(f"{share:.4g}") for share in layer] for layer in loads]
         return plain
 
 
