@@ -51,8 +51,11 @@ APART = {
 }  # rows with other settings than the page's, and their figure
 AXES = {
     "lm": (*FIRST, *(name for name in FIGURES if name not in FIRST + LAST), *LAST, *APART),
-    "dit": ("activated", "capacity", "width", "granularity", "shared", "grouped", "depth", "weight_decay", "init_std"),
-}
+    "dit": (
+        "activated", "capacity", "width", "granularity", "shared", "grouped", "weight_decay", "init_std",
+        "ffn_width_moe", "batch_steps", "batch_tokens", "depth",
+    ),
+}  # fmt: skip
 COMPARED = ("activated", "ffn_width", "width")  # also by the other rule sets
 LR = ("--hyper", "lr")
 PAPER = "complete_mue"  # the paper's rules; ours beyond it are on the page of roles
@@ -62,7 +65,7 @@ COARSE = ("--per-octave", "1")  # recorded in whole octaves
 HALF = ("--octaves=-1.5:1", "--per-octave", "2")  # where the optimum is sought, and not only that it is near
 HALVES = {
     "lm": ("duration", "shared_instead", "ffn_width_moe", "batch_steps_moe", "batch_tokens_moe", "depth", "softmax"),
-    "dit": ("granularity", "shared", "grouped", "depth", "init_std"),
+    "dit": ("granularity", "shared", "grouped", "init_std", "ffn_width_moe", "batch_steps", "batch_tokens", "depth"),
 }
 OWN = {
     # Scores of 64 experts that add up to one are small, and so must be the steps of the bias that balances them.
