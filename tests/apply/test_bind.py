@@ -377,6 +377,26 @@ def test_plan_for_another_shape() -> None:
         mue.initialize(model, plan_for(Mine(experts=8)), family=MINE)
 
 
+def test_plan_for_experts_of_another_width() -> None:
+    """Equal active width in all, but other shares of it: rules that read an expert's fan-in tell them apart."""
+    model = Mine()
+    other = mue.ModelShape(24, 2, mue.FeedForward.parse("dense@20+4e2a@10"))
+    plan = mue.transfer(plan_for(model).reference, other, mue.Budget(64, 50), rules="mup")
+    assert other.active_width == mue.describe(model, MINE).active_width
+    with pytest.raises(BindError, match="make the plan for this model"):
+        mue.param_groups(model, plan, family=MINE)
+
+
+def test_shared_experts_in_one_tensor() -> None:
+    """Two of width 20 side by side are as much active width as two tensors."""
+    model = Mine()
+    for block in model.blocks:
+        block.s2 = torch.nn.Parameter(torch.zeros(2, 20, 24))
+    more = TABLE + "blocks.*.s2 | shared_down | experts <hidden> width"
+    shape = mue.describe(model, mue.Family.define("mine", more, active=2))
+    assert shape.active_width == 2 * 20 + 2 * 20
+
+
 def test_unknown_models() -> None:
     with pytest.raises(BindError, match=r"Mine .*config.model_type.*mixtral.*Family.define"):
         mue.describe(Mine())

@@ -199,6 +199,20 @@ def test_rank_of_latent_attention_can_be_held() -> None:
         dataclasses.replace(FAMILIES["deepseek_v3"], fan_in_ratios={"ranks": 1.0})
 
 
+@pytest.mark.parametrize("rules", [mue.Rules("sp"), mue.Rules(weight_decay="fixed"), mue.Rules("mup")])
+def test_a_fan_in_that_does_not_grow_needs_no_factor(rules: mue.Rules) -> None:
+    """A convolution over four tokens has a fan-in of four at any width: width alone changes nothing about it."""
+    model = tiny_model("qwen3_next")
+    shape = mue.describe(model)
+    small = mue.ModelShape(shape.width // 2, shape.depth, mue.FeedForward.dense(24))
+    reference = mue.Reference(small, mue.Budget(64, 50), mue.Hyper(1e-2, 0.1, 0.05))
+    found = {b.name: b.row for b in bind(model, mue.transfer(reference, shape, rules=rules))}
+    kernels = [row for name, row in found.items() if name.endswith("conv1d.weight")]
+    assert kernels
+    for row in kernels:
+        assert [row.lr, row.weight_decay, row.init_std] == pytest.approx([1e-2, 0.1, 0.05])
+
+
 def test_heads_that_grow_need_their_own_scale() -> None:
     model = tiny_model("qwen3_moe", head_dim=32)
     shape = mue.describe(model)

@@ -12,7 +12,8 @@ import torch
 
 import complete_mue as mue
 from complete_mue.export import export
-from complete_mue.export.hf import FAMILIES, REQUIRES
+from complete_mue.export.hf import FAMILIES
+from complete_mue.layout.hf_config import PLAIN
 
 transformers = pytest.importorskip("transformers", reason="install complete-mue[hf]")
 
@@ -30,7 +31,7 @@ TINY = {
 def stock(family: str) -> Any:
     """A tiny model of the family on the meta device, with the config fields that the export requires."""
     config = transformers.AutoConfig.for_model(family)
-    for key, value in {**TINY, **REQUIRES}.items():
+    for key, value in {**TINY, **PLAIN}.items():
         if hasattr(config, key):
             setattr(config, key, value)
     if hasattr(config, "layer_types") and config.layer_types:

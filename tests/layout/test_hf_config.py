@@ -113,6 +113,20 @@ def test_a_config_is_a_target(root: Path, tmp_path: Path) -> None:
     assert run("plan", "examples/lm_reference.toml", tmp_path, cwd=root).returncode == 2
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"routed_scaling_factor": 2.5}, {"norm_topk_prob": False}, {"tie_word_embeddings": True}, {"logits_scaling": 8}],
+)
+def test_a_config_that_a_plan_does_not_fit_is_warned_of(change: dict[str, Any], root: Path, tmp_path: Path) -> None:
+    """Such a model multiplies by itself, or its weights are not what the rules take them to be."""
+    ((name, value),) = change.items()
+    done = run("plan", "examples/lm_reference.toml", written(tmp_path, {**QWEN, **change}), cwd=root)
+    assert done.returncode == 0
+    assert f"{name} = {json.dumps(value)}: the plan is for a model with {name} = " in done.stderr
+    plain = {**QWEN, "routed_scaling_factor": 1, "norm_topk_prob": True, "tie_word_embeddings": False}
+    assert run("plan", "examples/lm_reference.toml", written(tmp_path, plain), cwd=root).stderr == ""
+
+
 def test_a_config_is_read_without_torch(root: Path, tmp_path: Path) -> None:
     path = written(tmp_path, DEEPSEEK)
     code = "import sys; from complete_mue.cli import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -111,6 +112,25 @@ def test_an_moe_reference_keeps_its_own_route_scale() -> None:
     assert halved.row("shared_down") == usual.row("shared_down")
 
 
+def test_a_reference_has_one_sparsity(lm_reference: mue.Reference) -> None:
+    """Where it has two, no ratio of sparsities is 1 for both, and a transfer to itself would change something."""
+    sparse, denser = (mue.FeedForward.parse(layout, 32) for layout in ("64e2a", "8e2a"))
+    plan = mue.transfer(lm_reference, mue.ModelShape(64, 2, (denser, sparse)))
+    assert plan.row("expert_up", "8e2a").lr > plan.row("expert_up", "64e2a").lr
+    with pytest.raises(mue.MueError, match=r"4 and 32 experts per active one.*one layout"):
+        mue.transfer(plan.as_reference(), plan.shape)
+    paper = mue.transfer(lm_reference, plan.shape, rules="complete_mue")  # knows no sparsity
+    assert mue.transfer(paper.as_reference(), plan.shape, rules="complete_mue").isclose(paper)
+
+
+@pytest.mark.parametrize("budget", [{"batch_tokens": 64, "steps": 10}, (64, 10), 0])
+def test_what_is_no_budget_is_refused(budget: Any, lm_reference: mue.Reference) -> None:
+    with pytest.raises(mue.MueError, match=r"budget = .*give a Budget"):
+        mue.transfer(lm_reference, lm_reference.shape, budget)
+    with pytest.raises(mue.MueError, match=r"budget = .*give a Budget"):
+        mue.Reference(lm_reference.shape, budget, lm_reference.hyper)
+
+
 def test_blocks_of_several_widths_have_rows_of_their_own(lm_reference: mue.Reference) -> None:
     blocks = (mue.FeedForward.dense(512), mue.FeedForward.dense(1024), mue.FeedForward.parse("8e2a", 256))
     plan = mue.transfer(lm_reference, mue.ModelShape(256, 3, blocks))
@@ -151,7 +171,7 @@ def test_a_plan_without_multipliers_is_not_called_folded(lm_reference: mue.Refer
 
 def test_json_keys(lm_plan: mue.Plan) -> None:
     data = json.loads(lm_plan.to_json())
-    assert set(data["ratios"]) == {"width", "depth", "batch", "tokens", "active_width"}
+    assert set(data["ratios"]) == {"width", "depth", "batch", "tokens", "active_width", "sparsity"}
     assert set(data["global"]) == {"lr", "weight_decay", "eps", "betas"}
     keys = {"role", "multiplier", "route_scale", "residual", "init_std", "lr", "weight_decay", "eps", "because"}
     assert all(keys <= set(row) for row in data["rows"] + data["folded"])

@@ -386,7 +386,10 @@ def _shape_of(
         sizes += [(number, hidden) for hidden, number in singles.items()]
         active = _active(model, known, layer, len(sizes), seen) if sizes else 0
         groups = tuple(RoutedGroup(number, active, hidden) for number, hidden in sizes)
-        blocks.append(FeedForward(tuple(axis(spec, "hidden") for spec in always), groups))
+        # Blocks for every token are one tensor each, or lie side by side; a config may leave them out as width zero.
+        stacked = [axis(spec, "experts") if "experts" in spec.axes else 1 for spec in always]
+        branches = [axis(spec, "hidden") for spec, number in zip(always, stacked, strict=True) for _ in range(number)]
+        blocks.append(FeedForward(tuple(filter(None, branches)), groups))
     return ModelShape.of_blocks(widths.pop(), blocks, head_size(model))
 
 
@@ -408,8 +411,8 @@ def _active(model: nn.Module, family: Family | None, layer: int, groups: int, se
 
 def _check_shape(planned: ModelShape, built: ModelShape) -> None:
     # Groups and shared branches may be merged in a model; what the rules see must agree.
-    def facts(shape: ModelShape) -> tuple[int, list[tuple[int, int, int]]]:
-        return shape.width, [(block.active_width, block.experts, block.active) for block in shape.blocks]
+    def facts(shape: ModelShape) -> tuple[int, list[tuple[float, ...]]]:
+        return shape.width, [(b.active_width, b.routed_width, b.experts, b.active) for b in shape.blocks]
 
     if facts(planned) == facts(built):
         return
@@ -439,7 +442,7 @@ def _rows(
 def _settings(plan: Plan, spec: TensorSpec, fan_in_ratios: Mapping[str, float]) -> tuple[Row, float]:
     row = _row(plan, spec.role, spec.layer)
     if spec.fan_in is not None and spec.fan_in in fan_in_ratios:
-        row = _with_fan_in(row, fan_in_ratios[spec.fan_in] / plan.ratios.width)
+        row = _with_fan_in(plan, row, fan_in_ratios[spec.fan_in] / plan.ratios.width)
     forward = row.forward
     if spec.multiplied_as == "residual":
         forward = Multiplier(residual=_row(plan, Role.ATTENTION_OUT, spec.layer).residual)
@@ -454,10 +457,16 @@ def _settings(plan: Plan, spec: TensorSpec, fan_in_ratios: Mapping[str, float]) 
     return (fold(row) if rest != 1 else row), rest
 
 
-def _with_fan_in(row: Row, ratio: float) -> Row:
-    """The row of a tensor whose fan-in grew ``ratio`` times as much as the width did (width muP by fan-in)."""
-    std = None if row.init_std is None else row.init_std / math.sqrt(ratio)
-    return replace(row, init_std=std, lr=row.lr / ratio, weight_decay=row.weight_decay * ratio)
+def _with_fan_in(plan: Plan, row: Row, ratio: float) -> Row:
+    """The row of a tensor whose fan-in grew ``ratio`` times as much as the width did: by the powers of the width, which
+    is its fan-in, in the rule's cells (width muP by fan-in)."""
+    rule = plan.rules.table[row.role]
+    std, lr, weight_decay = (
+        ratio ** float(sum(power for symbol, power in cell.powers if symbol in ("d", "f")))
+        for cell in (rule.init_std, rule.lr, rule.weight_decay)
+    )
+    found = None if row.init_std is None else row.init_std * std
+    return replace(row, init_std=found, lr=row.lr * lr, weight_decay=row.weight_decay * weight_decay)
 
 
 def _row(plan: Plan, role: Role, layer: int | None) -> Row:

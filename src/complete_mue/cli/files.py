@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import typer
 from complete_mue.cli.app import app, need_torch, print_text
 from complete_mue.errors import FileError
 from complete_mue.layout import Budget, FeedForward, ModelShape, read_target
-from complete_mue.layout.hf_config import READABLE, find_config, read_config, shape_of_config
+from complete_mue.layout.hf_config import READABLE, departs, find_config, read_config, shape_of_config
 from complete_mue.layout.toml_files import Document
 from complete_mue.storage import write_text
 
@@ -33,6 +34,8 @@ def target_of(
 def shape_in(config: Path) -> ModelShape:
     """The shape in a config.json; of a family that its fields alone do not tell, that of the model on no device."""
     data = read_config(config)
+    if other := departs(data):
+        print(f"warning: {config}: {other}", file=sys.stderr)
     if data["model_type"] in READABLE:
         return shape_of_config(config, data)
     need_torch(f"reading a config of family {data['model_type']!r}")

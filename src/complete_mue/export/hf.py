@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from complete_mue.export.settings import Setting, as_part_of, behind, header, layer_pattern, settings
+from complete_mue.layout.hf_config import PLAIN
 from complete_mue.layout.tensors import Role
 from complete_mue.plan.plan import Plan
 
@@ -50,15 +51,6 @@ PRODUCT_BIASES = {
 GATED = r"{layer}mlp\.shared_expert\.down_proj\.weight"
 GATE_AT_START = 0.5
 
-REQUIRES = {
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 1.0,
-    "embedding_multiplier": 1.0,
-    "residual_multiplier": 1.0,
-    "logits_scaling": 1.0,
-    "tie_word_embeddings": False,
-}
-
 _FORM = "folded: no multiplier in the model, the route scale included."
 _USE = f"""\
 Use: a trainable parameter belongs to the group whose pattern matches its whole name (re.fullmatch); a group that
@@ -87,7 +79,7 @@ def render(plan: Plan) -> str:
 def document(plan: Plan, tool: str, checked: str, use: str, sections: dict[str, Any]) -> str:
     """The JSON that a tool on Hugging Face names gets: header, requirements, the tool's own sections, groups."""
     about = [line for line in header(plan, tool, _FORM, checked, use) if line]
-    requires: dict[str, Any] = dict(REQUIRES)
+    requires: dict[str, Any] = dict(PLAIN)
     requires |= shape_fields(plan)
     body = {"about": about, "form": "folded", "requires": requires, **sections, "groups": groups(plan)}
     return json.dumps(body, indent=2, ensure_ascii=False) + "\n"

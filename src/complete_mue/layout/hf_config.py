@@ -6,6 +6,7 @@ compare every family with the model that transformers builds. Others need the mo
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,17 @@ _KINDS = {
     "experts own_width first_dense": "lfm2_moe",
 }
 READABLE = {family: kind.split() for kind, families in _KINDS.items() for family in families.split()}
+
+# What a plan takes a model to be: it multiplies nothing itself, its routing weights sum to one, its tables are two.
+PLAIN = {
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0,
+    "moe_routed_scaling_factor": 1.0,
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "logits_scaling": 1.0,
+    "tie_word_embeddings": False,
+}
 
 
 class _Config:
@@ -70,6 +82,17 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(data.get("model_type"), str):
         raise FileError(f"{path}: no model_type, so no Hugging Face config.json; give that of a model, or a TOML file")
     return data
+
+
+def departs(data: Mapping[str, Any]) -> str:
+    """In words, which fields of a config are not what a plan takes them to be, and what to do; mostly empty."""
+    found = {name: data[name] for name, plain in PLAIN.items() if data.get(name, plain) not in (None, plain)}
+    if not found:
+        return ""
+    given, wanted = (", ".join(f"{name} = {json.dumps(values[name])}" for name in found) for values in (found, PLAIN))
+    return (
+        f"{given}: the plan is for a model with {wanted}. Train it so, or take the numbers that mue.param_groups gives"
+    )
 
 
 def shape_of_config(path: Path, data: Mapping[str, Any]) -> ModelShape:

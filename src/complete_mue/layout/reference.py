@@ -89,6 +89,10 @@ class Reference:
     tuned: Mapping[Role, Tuned] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name, kind in (("shape", ModelShape), ("budget", Budget), ("hyper", Hyper)):
+            given = getattr(self, name)
+            if not isinstance(given, kind):
+                raise ShapeError(f"{name} = {given!r}: give a {kind.__name__}", field=name, given=given)
         if self.route_scale is not None:
             object.__setattr__(self, "route_scale", real("route_scale", self.route_scale))
             if self.shape.main.is_dense:

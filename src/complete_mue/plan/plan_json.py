@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from complete_mue.plan.plan import Plan
 
 FORMAT = 1
+_RATIOS = ("width", "depth", "batch", "tokens", "active_width", "sparsity")
 
 
 def to_dict(plan: Plan) -> dict[str, Any]:
@@ -30,7 +31,7 @@ def to_dict(plan: Plan) -> dict[str, Any]:
     r, h, main = plan.ratios, plan.hyper, plan.shape.main
     return {
         "format": FORMAT,
-        "ratios": {name: getattr(r, name) for name in ("width", "depth", "batch", "tokens", "active_width")},
+        "ratios": {name: getattr(r, name) for name in _RATIOS},
         "global": {"lr": h.lr, "weight_decay": h.weight_decay, "eps": h.eps, "betas": list(h.betas)},
         "rows": [_row_to_dict(row) for row in plan.rows],
         "folded": [_row_to_dict(row) for row in plan.fold().rows],

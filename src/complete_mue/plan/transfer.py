@@ -39,8 +39,17 @@ def transfer(
             f"a {given} where a Reference and then a ModelShape belong; read_target gives a shape and a budget: "
             "transfer(reference, *read_target(path))"
         )
-    rules, budget = Rules.named(rules), budget or reference.budget
+    rules, budget = Rules.named(rules), reference.budget if budget is None else budget
+    if not isinstance(budget, Budget):
+        raise TransferError(f"budget = {budget!r}: give a Budget", field="budget", given=budget)
     one_of("betas", betas, get_args(Betas), TransferError)
+    routed = {kind.experts / kind.active for kind in reference.shape.kinds if kind.groups}
+    if rules.scales_sparsity and len(routed) > 1:
+        found = " and ".join(f"{number:g}" for number in sorted(routed))
+        raise TransferError(
+            f"the reference's layers have {found} experts per active one, and the rules {rules.name} count from one "
+            "number: use one layout for all routed layers"
+        )
     ratios = Ratios.between(reference, shape, budget)
     hyper = _global(reference.hyper, ratios, rules, betas)
     kinds = {shape.label(kind): kind for kind in shape.kinds}
