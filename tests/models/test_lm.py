@@ -140,3 +140,12 @@ def test_errors() -> None:
         LanguageModel(mue.ModelShape(32, 3, mue.FeedForward.dense(8), head_dim=12), VOCAB)
     with pytest.raises(mue.MueError, match="without replicas"):
         LanguageModel(plan.shape, VOCAB, replicas=2).generate(text(1, 2), 1)
+
+
+@pytest.mark.parametrize(("width", "scale"), [(32, 32**-0.5), (128, 32**0.5 / 64)])
+def test_heads_left_open_that_grow_have_their_scale(width: int, scale: float) -> None:
+    """A model narrower than 64 has one head of its width, a wider one heads of 64."""
+    small = mue.Reference(mue.ModelShape(32, 1, mue.FeedForward.dense(32)), mue.Budget(64, 10), reference().hyper)
+    shape = mue.ModelShape(width, 1, mue.FeedForward.dense(width))
+    model = LanguageModel(shape, VOCAB, mue.transfer(small, shape))
+    assert model.layers[0].attention.scale == pytest.approx(scale)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, TypedDict
 
@@ -129,7 +130,7 @@ def build_layers(
         attention = Attention(
             shape.width,
             head_dim(shape),
-            scale=attention_scale if plan is None else plan.attention_scale,
+            scale=attention_scale if plan is None else _attention_scale(plan, shape),
             output=multiplier(plan, Role.ATTENTION_OUT),
             qk_norm=qk_norm,
             causal=causal,
@@ -146,6 +147,12 @@ def build_layers(
 def head_dim(shape: ModelShape) -> int:
     """The shape's head size, or 64 (the whole width of a narrower model)."""
     return shape.head_dim or min(DEFAULT_HEAD_DIM, shape.width)
+
+
+def _attention_scale(plan: Plan, shape: ModelShape) -> float | None:
+    """The plan's; where it leaves the head sizes open and they differ, by those that models of these shapes have."""
+    ours, theirs = head_dim(shape), head_dim(plan.reference.shape)
+    return plan.attention_scale if ours == theirs else math.sqrt(theirs) / ours
 
 
 def multiplier(plan: Plan | None, role: Role) -> float:
