@@ -352,6 +352,14 @@ def test_layers_are_numbered_from_zero() -> None:
         mue.describe(model, mue.Family.define("m", "layers.*.weight | dense_down | width <hidden>"))
 
 
+def test_layers_of_two_numbers_are_no_layers() -> None:
+    """Two stages of two blocks are four layers; by the first number they would be two."""
+    model = Mine(depth=4)
+    model.blocks = torch.nn.ModuleList(torch.nn.Sequential(*model.blocks[i : i + 2]) for i in (0, 2))
+    with pytest.raises(BindError, match=r"layer 0 has several blocks of one name \('blocks\.0\.1\."):
+        mue.describe(model, mue.Family.define("mine", TABLE.replace("blocks.*", "blocks.*.*"), active=2))
+
+
 def test_tied_weights() -> None:
     model = Mine()
     plan = plan_for(model)

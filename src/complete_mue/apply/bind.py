@@ -8,6 +8,7 @@ as our own models do), it is of a family in ``families.FAMILIES`` (by ``config.m
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -372,6 +373,12 @@ def _shape_of(
     for layer in sorted(layers):
         roles = layers[layer]
         experts = roles.get(Role.EXPERT_DOWN, [])
+        parts = [roles.get(role, []) for role in (Role.ATTENTION_OUT, Role.ROUTER if experts else Role.DENSE_DOWN)]
+        if all(map(_repeats, parts)):
+            raise BindError(
+                f"layer {layer} has several blocks of one name ({parts[0][1].name!r}): the first * of a line must be "
+                "the layer's number; where layers have two, give the model a ModelShape as .shape"
+            )
         routers = any(pattern.role is Role.ROUTER for pattern in known.patterns) if known else False
         if experts and routers and Role.ROUTER not in roles:
             raise BindError(f"layer {layer} has experts, but none of its tensors is a router: declare it")
@@ -391,6 +398,11 @@ def _shape_of(
         branches = [axis(spec, "hidden") for spec, number in zip(always, stacked, strict=True) for _ in range(number)]
         blocks.append(FeedForward(tuple(filter(None, branches)), groups))
     return ModelShape.of_blocks(widths.pop(), blocks, head_size(model))
+
+
+def _repeats(specs: list[TensorSpec]) -> bool:
+    """Whether two of the names differ in their numbers alone."""
+    return len({re.sub(r"\d+", "*", spec.name) for spec in specs}) < len(specs)
 
 
 def _active(model: nn.Module, family: Family | None, layer: int, groups: int, seen: Seen) -> int:
