@@ -163,8 +163,11 @@ def test_a_pasted_config_is_the_target(open_: Callable[..., Any]) -> None:
     values = "['feed_forward', 'width', 'depth', 'head_dim'].map(key => document.getElementById(`t-${key}`).value)"
     assert browser.execute_script(f"return {values}") == ["dense@8192", "2048", "16", "64"]
     assert "t.config" not in browser.current_url
+    paste(browser, json.dumps({**GLM, "tie_word_embeddings": True}))
+    until(browser, "document.getElementById('config-note').textContent.includes('Warning: tie_word_embeddings = true')")
     paste(browser, json.dumps(GLM))
     until(browser, f"{headline}.includes('128e8a1s, d 4096, L 46')")
+    until(browser, "!document.getElementById('config-note').textContent.includes('Warning')")
     choose(browser, "what", "target")
     until(browser, "document.getElementById('code').textContent.includes('first_k_dense_replace')")
     paste(browser, '{"model_type": "no_such_family"}')

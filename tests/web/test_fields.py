@@ -232,6 +232,9 @@ GLM = {
 def test_a_pasted_config_is_what_the_command_line_plans(config: dict[str, object], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     answer = plan_answer({**WITHOUT_SHAPE, "t.config": json.dumps(config, indent=2)})
+    assert answer["departs"] == ""
+    tied = plan_answer({**WITHOUT_SHAPE, "t.config": json.dumps({**config, "tie_word_embeddings": True})})
+    assert tied["departs"].startswith("tie_word_embeddings = true: ")
     specs = read(LM)
     shape, budget = target_of(tmp_path / "config.json", specs.budget)
     assert answer["plan"] == mue.transfer(specs.reference, shape, budget).to_dict()

@@ -51,6 +51,7 @@ def plan_answer(parameters: Mapping[str, str]) -> dict[str, Any]:
         "pictures": {"reference": _reference_picture(plan), "target": _target_picture(plan)},
         "compare": compared(plan, chosen(parameters, plan)),
         "fields": specs.fields,
+        "departs": specs.departs,
         "copy": {"reference": specs.files[0].text, "target": specs.files[1].text, "python": python_of(plan)},
     }
 

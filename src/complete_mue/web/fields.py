@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from complete_mue.errors import MueError, nearest
-from complete_mue.layout.hf_config import READABLE, shape_of_config
+from complete_mue.layout.hf_config import READABLE, departs, shape_of_config
 from complete_mue.layout.notation import FeedForward
 from complete_mue.layout.reference import Reference
 from complete_mue.layout.shape import Budget, ModelShape
@@ -64,6 +64,7 @@ class Specs:
     budget: Budget
     files: tuple[File, File]
     fields: Mapping[str, str] | None = None  # the form's values for a pasted config, where it can hold them
+    departs: str = ""  # what a pasted config has that the plan does not fit
 
 
 def toml_file(side: str, parameters: Mapping[str, str]) -> File:
@@ -105,7 +106,7 @@ def read(parameters: Mapping[str, str]) -> Specs:
             if given > most:
                 says = f"{key} has {given} {what}: the planner takes at most {most} {what}; use `mue plan`"
                 raise FieldError(says, field=f"{side}.{key}", given=given, allowed=most)
-    return Specs(reference, shape, budget, files, fields)
+    return Specs(reference, shape, budget, files, fields, departs(json.loads(config)) if config else "")
 
 
 def _pasted(parameters: Mapping[str, str], config: str) -> ModelShape:

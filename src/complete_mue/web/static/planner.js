@@ -202,12 +202,12 @@ function draw(target, svg) {
 
 // A pasted config that the form can hold fills it, so that clearing the paste leaves a shape to edit.
 function showConfig() {
-  const { fields, layers, plan } = page.answer;
+  const { departs, fields, layers, plan } = page.answer;
   const pasted = $('t-config').value.trim() !== '', differ = pasted && !fields;
   if (pasted && fields) fill('t', fields);
   const shape = plan.target.shape, kinds = layers.map((kind) => `${kind.layers} × ${kind.notation}`).join(', ');
   $('config-note').textContent = pasted
-    ? `Read: d ${shape.width}, ${kinds}. ${fields ? 'Clear the text to edit these as fields.' : ''}`
+    ? `Read: d ${shape.width}, ${kinds}. ${fields ? 'Clear the text to edit these as fields.' : ''}${departs ? ` Warning: ${departs}.` : ''}`
     : 'Batch and steps stay as you typed them.';
   const budget = plan.target.budget, name = differ ? 'config.json' : 'target.toml';
   document.querySelector('[name=what][value=target] + span').textContent = name;
