@@ -75,11 +75,11 @@ function showWhatApplies() {
   if (pasted) $('paste').open = true;
 }
 
-// What of a config can matter to a shape: whole numbers, the family, and which layers route. The rest would make the address long.
+// What of a config can matter to a plan: numbers, yes and no, the family, and which layers route. The rest would make the address long.
 function compactConfig(text) {
   try {
     const given = Object.entries(JSON.parse(text));
-    const kept = given.filter(([key, value]) => Number.isInteger(value) || key === 'model_type' || key.startsWith('mlp_'));
+    const kept = given.filter(([key, value]) => ['number', 'boolean'].includes(typeof value) || key === 'model_type' || key.startsWith('mlp_'));
     return JSON.stringify(Object.fromEntries(kept));
   } catch {
     return text.slice(0, 500); // the server says what is wrong with it
