@@ -50,6 +50,21 @@ def test_the_probe_sees_what_the_tables_say(name: str) -> None:
         assert gain == pytest.approx(expected, rel=1e-5), key
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["gemma2", "qwen3_next", "minimax", "minimax_m3_vl_text", "deepseek_v3", "gpt_oss"])
+def test_16_bits_show_what_32_do(name: str, dtype: torch.dtype) -> None:
+    model = tiny_model(name).float()
+    plan = tiny_plan(model)
+    mue.initialize(model, plan)
+    whole, half = probe(model), probe(model.to(dtype))
+    mue.param_groups(model, plan)
+    assert (half.how, half.gain_offsets) == ("forward", whole.gain_offsets)
+    assert half.factors == pytest.approx(whole.factors, rel=4e-3)  # factors kept as tensors are rounded
+    assert {layer: (one.active, one.normalized) for layer, one in half.routing.items()} == {
+        layer: (one.active, one.normalized) for layer, one in whole.routing.items()
+    }
+
+
 def test_one_forward_that_changes_nothing() -> None:
     model = tiny_model("mixtral").train()
     model.model.layers[0].mlp.eval()

@@ -4,7 +4,7 @@ A config says what a model was meant to be; its modules decide. One forward in e
 routers, branches and layers, shows how many experts each token takes, what their weights sum to, and what the forward
 multiplies every branch, the embedding and the logits with: a layer's output minus its input is fitted as a sum of its
 branches. Where no forward can run (meta device, shards, a model without one) the modules' own fields are read instead.
-Nothing is changed and nothing is stored on the model.
+Nothing is changed and nothing is stored on the model; weights of 16 bits are replaced by float32 copies meanwhile.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from complete_mue.layout import Role, TensorSpec
 TOKENS = 16
 _EXACT = 0.05  # relative error beyond which a factor was not seen
 _APART = 1e-6  # least eigenvalue of the branches' correlations: below it they cannot be told apart
+_COARSE = (torch.bfloat16, torch.float16)  # their rounding hides what is looked for
 _ACTIVE_FIELDS = ("top_k", "num_experts_per_tok", "moe_topk", "moe_k", "topk")
 _NORMALIZED_FIELD = "norm_topk_prob"
 _BRANCH_ROLES = {
@@ -62,21 +63,41 @@ class Seen:
 
 
 def look(model: nn.Module, specs: Sequence[TensorSpec], *, forward: bool = True) -> Seen:
-    """One forward pass with hooks, or the modules' own fields where none can run or none is wanted."""
+    """One forward pass with hooks, or the modules' own fields where none can run or none is wanted.
+
+    A model in 16 bits is looked at with its weights in float32, where one differs from nearly one. That takes 4 bytes
+    more for each of them meanwhile; without the memory, or where the model runs in 16 bits alone, it is looked at as it
+    is, and less is told.
+    """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     fields = {layer: _field_routing(model, specs, layer) for layer in _routed_layers(specs)}
     problem = _cannot_run(parameters, specs) if forward else "not wanted"
     if problem:
         return Seen("fields", fields, problem=problem)
+    if any(x.dtype in _COARSE for x in model.parameters()):
+        try:
+            with _in_float32(model):
+                return _look(model, specs, fields)
+        except _NoForwardError:
+            pass
+    try:
+        return _look(model, specs, fields)
+    except _NoForwardError as error:
+        return Seen("fields", fields, problem=str(error))
+
+
+def _look(model: nn.Module, specs: Sequence[TensorSpec], fields: Mapping[int, Routing]) -> Seen:
+    parameters = dict(model.named_parameters(remove_duplicate=False))
     capture = _Capture(model, specs)
     tokens = _tokens(parameters, specs)
     try:
         with capture, torch.no_grad():
             logits = _logits(_run(model, tokens))
     except Exception as error:  # whatever a model of any kind raises on plain tokens
-        return Seen("fields", fields, problem=f"{type(error).__name__}: {error}")
+        raise _NoForwardError(f"{type(error).__name__}: {error}") from error
     routing = {layer: _routing(capture, layer, fields[layer]) for layer in fields}
-    if any(one.sums is None for one in routing.values()):
+    coarse = any(x.dtype in _COARSE for x in capture.outputs.values())
+    if any(one.sums is None for one in routing.values()) and not coarse:
         same = _same_for_any_router(model, specs, parameters, tokens)
         routing = {n: one if one.sums else replace(one, normalized=same) for n, one in routing.items()}
     found: dict[str, tuple[float, float]] = {}
@@ -95,6 +116,26 @@ def look(model: nn.Module, specs: Sequence[TensorSpec], *, forward: bool = True)
 
 
 # -- running -------------------------------------------------------------------------------------------------------
+
+
+class _NoForwardError(Exception):
+    """No forward could run; the text says why."""
+
+
+@contextmanager
+def _in_float32(model: nn.Module) -> Iterator[None]:
+    """Copies in float32 stand in for weights and buffers of 16 bits; the model's own are not written to."""
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    coarse = {id(x): x.detach() for _, x in named if x.dtype in _COARSE}
+    try:
+        # Tied tensors share a copy.
+        copies = {key: nn.Parameter(x.float(), requires_grad=False) for key, x in coarse.items()}
+    except RuntimeError as error:  # out of memory
+        raise _NoForwardError(str(error)) from error
+    buffers = {id(x) for x in model.buffers()}
+    values = {name: copies[id(x)].data if id(x) in buffers else copies[id(x)] for name, x in named if id(x) in copies}
+    with torch.nn.utils.stateless._reparametrize_module(model, values):
+        yield
 
 
 def _cannot_run(parameters: Mapping[str, nn.Parameter], specs: Sequence[TensorSpec]) -> str:
@@ -126,7 +167,8 @@ def _run(model: nn.Module, tokens: Tensor) -> Any:
     options = {"use_cache": False} if "use_cache" in accepts else {}
     compiled = any(getattr(module, "_compiled_call_impl", None) is not None for module in model.modules())
     stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
-    with torch.random.fork_rng(devices=[]), stance, _evaluating(model):
+    exact = torch.autocast(tokens.device.type, enabled=False)
+    with torch.random.fork_rng(devices=[]), stance, exact, _evaluating(model):
         return model(input_ids=tokens, **options) if "input_ids" in accepts else model(tokens)
 
 
@@ -253,7 +295,7 @@ def _routing(capture: _Capture, layer: int, fields: Routing) -> Routing:
     sums = weights.sum(-1)
     low, high = float(sums.min()), float(sums.max())
     normalized: bool | None = high - low <= _slack(given[1]) * abs(high)
-    if normalized and index.shape[-1] > 1 and float(weights.std(0).max()) <= _slack(given[1]) * abs(high):
+    if normalized and index.shape[-1] > 1 and float(weights.std(0).max()) <= 4 * _slack(given[1]) * abs(high):
         normalized = fields.normalized  # all tokens have the same weights, as with a router of zeros: it shows nothing
     if not math.isfinite(high):
         return Routing(index.shape[-1], fields.normalized)
@@ -390,6 +432,8 @@ def _carried(capture: _Capture, layer: int, branches: Mapping[str, str]) -> dict
             columns = [given[0], capture.outputs[module]] if given else []
             if not columns or any(column.numel() != after.numel() for column in columns):
                 continue
+            if after.dtype in _COARSE:  # several sums hold within its rounding
+                continue
             x = torch.stack([column.double().reshape(-1) for column in columns], 1)
             fit = _fit(x, after.double().reshape(-1), _noise(after))[1]
             if fit[1] < found.get(name, (0.0, _EXACT))[1]:
@@ -493,7 +537,7 @@ def _gain_offset(module: nn.Module, name: str) -> float | None:
         return None
     gain = ((out[0, 0] - out[0, 1]) / 2 / probe)[:size].double()
     added = gain - weight[:size].double()
-    slack = 64 * float(torch.finfo(weight.dtype).eps) * (1 + float(gain.abs().max()))
+    slack = min(64 * float(torch.finfo(weight.dtype).eps) * (1 + float(gain.abs().max())), 0.25)  # 0 is not 1
     for offset in (0.0, 1.0):
         if bool(((added - offset).abs() <= max(slack, 1e-4)).all()):
             return offset

@@ -1,0 +1,204 @@
+"""An MoE of one's own, looked at: experts in one tensor or one by one, in any precision, with what its family says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.nn.functional as F  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+
+import complete_mue as mue  # noqa: E402
+from complete_mue.apply import probe  # noqa: E402
+from complete_mue.errors import BindError  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul")  # a CPU that is slow in bfloat16 says so
+
+WIDTH, EXPERTS, HIDDEN, VOCAB = 32, 8, 16, 48
+FUSED, SINGLE = "fused", "single"
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.o = nn.Linear(WIDTH, 3 * WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return self.o(F.scaled_dot_product_attention(q, k, v, is_causal=True))
+
+
+class Expert(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w1, self.w2 = nn.Linear(WIDTH, HIDDEN, bias=False), nn.Linear(HIDDEN, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w2(F.silu(self.w1(x)))
+
+
+class MoE(nn.Module):
+    def __init__(self, kind: str, active: int, normalized: bool, scale: float, shared: bool, early: bool) -> None:
+        super().__init__()
+        self.active, self.normalized, self.scale, self.early = active, normalized, scale, early
+        self.router = nn.Linear(WIDTH, EXPERTS, bias=False)
+        if kind == FUSED:
+            self.w1 = nn.Parameter(torch.randn(EXPERTS, WIDTH, HIDDEN) / WIDTH**0.5)
+            self.w2 = nn.Parameter(torch.randn(EXPERTS, HIDDEN, WIDTH) / HIDDEN**0.5)
+        else:
+            self.experts = nn.ModuleList(Expert() for _ in range(EXPERTS))
+        self.shared = Expert() if shared else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, index = self.router(x).softmax(-1).topk(self.active, -1)
+        if self.normalized:
+            weights = weights / weights.sum(-1, keepdim=True)
+        gates = torch.zeros(*x.shape[:-1], EXPERTS, dtype=x.dtype).scatter(-1, index, weights * self.scale)
+        if hasattr(self, "w1"):
+            hidden = F.silu(torch.einsum("btd,nde->btne", x, self.w1))
+            if self.early:  # weights on the hidden units, and one product over all experts
+                return torch.einsum("btf,fd->btd", (hidden * gates[..., None]).flatten(-2), self.w2.flatten(0, 1))
+            out = torch.einsum("btne,ned->btnd", hidden, self.w2)
+        else:
+            out = x.new_zeros(*x.shape[:-1], EXPERTS, WIDTH)
+            for number, expert in enumerate(self.experts):
+                chosen = (index == number).any(-1)
+                out[..., number, :][chosen] = expert(x[chosen])
+        y = (gates[..., None] * out).sum(-2)
+        return y if self.shared is None else y + self.shared(x)
+
+
+class Block(nn.Module):
+    def __init__(self, branch: float, **moe: Any) -> None:
+        super().__init__()
+        self.branch = branch
+        self.n1, self.n2, self.attn, self.moe = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH), Attention(), MoE(**moe)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.branch * self.attn(self.n1(x))
+        return x + self.moe(self.n2(x))
+
+
+class Model(nn.Module):
+    def __init__(
+        self,
+        kind: str = FUSED,
+        *,
+        active: int = 2,
+        normalized: bool = True,
+        scale: float = 1.0,
+        shared: bool = True,
+        early: bool = False,
+        branch: float = 1.0,
+    ) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        moe = {"kind": kind, "active": active, "normalized": normalized}
+        moe |= {"scale": scale, "shared": shared, "early": early}
+        self.emb, self.norm = nn.Embedding(VOCAB, WIDTH), nn.RMSNorm(WIDTH)
+        self.blocks = nn.ModuleList(Block(branch, **moe) for _ in range(2))
+        self.head = nn.Linear(WIDTH, VOCAB, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.emb(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+TABLE = """
+    emb.weight | embedding | vocab width
+    blocks.*.{n1,n2}.weight | norm | width
+    blocks.*.attn.qkv.weight | attention_in | heads <width>
+    blocks.*.attn.o.weight | attention_out | width <heads>
+    blocks.*.moe.router.weight | router | experts <width>
+    ?blocks.*.moe.shared.w1.weight | shared_up | hidden <width>
+    ?blocks.*.moe.shared.w2.weight | shared_down | width <hidden>
+    ?blocks.*.moe.w1 | expert_up | experts <width> hidden
+    ?blocks.*.moe.w2 | expert_down | experts <hidden> width
+    ?blocks.*.moe.experts.*.w1.weight | expert_up | hidden <width>
+    ?blocks.*.moe.experts.*.w2.weight | expert_down | width <hidden>
+    norm.weight | final_norm | width
+    head.weight | readout | vocab <width>
+"""
+LAST = {FUSED: "blocks.0.moe.w2", SINGLE: "blocks.0.moe.experts.0.w2.weight"}
+
+
+def family(table: str = TABLE, **said: Any) -> mue.Family:
+    return mue.Family.define("mine", table, **{"active": 2, **said})
+
+
+# -- 16 bits -------------------------------------------------------------------------------------------------------
+
+
+class CentredNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.float()
+        return (y * (y.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * (1 + self.weight.float())).to(x.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_what_is_refused_does_not_depend_on_the_precision(dtype: torch.dtype) -> None:
+    assert mue.describe(Model().to(dtype), family()).blocks[0].active == 2
+    with pytest.raises(BindError, match="differ from token to token"):
+        mue.describe(Model(normalized=False).to(dtype), family())
+    centred = Model()
+    for block in centred.blocks:
+        block.n1 = CentredNorm()
+    with pytest.raises(BindError, match=r"1 \+ w, but family 'mine' says w"):
+        mue.describe(centred.to(dtype), family())
+
+
+def test_the_look_leaves_a_model_of_16_bits_as_it_was() -> None:
+    model = Model().bfloat16()
+    model.head.weight = model.emb.weight
+    model.register_buffer("table", torch.ones(3, dtype=torch.bfloat16))
+    optimizer = torch.optim.AdamW(model.parameters())
+    called: list[torch.dtype] = []
+    model.emb.weight.register_post_accumulate_grad_hook(lambda p: called.append(p.dtype))
+    model(torch.arange(9).view(1, 9)).sum().backward()
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
+    before = [(name, id(x), x.data_ptr(), x.detach().clone()) for name, x in named]
+    accumulator = model.emb.weight.view_as(model.emb.weight).grad_fn.next_functions[0][0]
+
+    def check() -> None:
+        now = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
+        assert [(name, id(x), x.data_ptr()) for name, x in now] == [one[:3] for one in before]
+        assert all(x.dtype == was.dtype and torch.equal(x, was) for (_, x), (*_, was) in zip(now, before, strict=True))
+        assert accumulator is model.emb.weight.view_as(model.emb.weight).grad_fn.next_functions[0][0]
+        assert {id(p) for group in optimizer.param_groups for p in group["params"]} == {
+            id(p) for p in model.parameters()
+        }
+
+    assert probe(model, family()).how == "forward"
+    check()
+    model.blocks[1].moe.forward = lambda x: 1 / 0
+    seen = probe(model, family())
+    assert (seen.how, "ZeroDivisionError" in seen.problem) == ("fields", True)
+    check()
+    assert called == [torch.bfloat16]
+
+
+class OnlyIn16Bits(Attention):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.bfloat16())
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_a_model_that_runs_in_16_bits_alone_is_told_nothing_false(normalized: bool) -> None:
+    model = Model(normalized=normalized)
+    for block in model.blocks:
+        block.attn = OnlyIn16Bits()
+    model.bfloat16()
+    seen = probe(model, family())
+    assert (seen.how, seen.routing[0].active, seen.routing[0].normalized) == ("forward", 2, None)
+    assert set(seen.gain_offsets.values()) == {0.0}
+    assert all(abs(factor - 1) < 0.02 for factor in seen.factors.values())
+    with pytest.raises(BindError, match=r"active = 3.* 2 experts"):
+        mue.describe(model, family(active=3))
