@@ -202,3 +202,20 @@ def test_a_model_that_runs_in_16_bits_alone_is_told_nothing_false(normalized: bo
     assert all(abs(factor - 1) < 0.02 for factor in seen.factors.values())
     with pytest.raises(BindError, match=r"active = 3.* 2 experts"):
         mue.describe(model, family(active=3))
+
+
+# -- experts in one tensor, or one by one --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("kind", [FUSED, SINGLE])
+def test_what_a_family_says_of_its_experts_is_compared(kind: str, shared: bool) -> None:
+    seen = probe(Model(kind, shared=shared), family())
+    assert (seen.routing[0].active, seen.routing[1].normalized) == (2, True)
+    assert seen.factors["blocks.0.attn.o.weight"] == pytest.approx(1.0, rel=1e-3)
+    with pytest.raises(BindError, match=r"active = 2, but .* 4 experts"):
+        mue.describe(Model(kind, active=4, shared=shared), family())
+    with pytest.raises(BindError, match="differ from token to token"):
+        mue.describe(Model(kind, normalized=False, shared=shared), family())
+    with pytest.raises(BindError, match=r"'blocks\.0\.attn\.o\.weight': .* by 0\.25, but family 'mine' says 1"):
+        mue.describe(Model(kind, branch=0.25, shared=shared), family())

@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from complete_mue.apply.family import Family
-from complete_mue.apply.probe import Seen, own_fields
+from complete_mue.apply.probe import Seen, count_experts, own_fields
 from complete_mue.errors import BindError
-from complete_mue.layout import Role, TensorSpec
+from complete_mue.layout import TensorSpec
 
 _REBUILD = "modules keep what the config said when they were built: set it before, and build the model again"
 _ACTIVE_FIELD = "num_experts_per_tok"
@@ -112,13 +112,8 @@ def _check_normalized(model: nn.Module, family: Family, specs: Sequence[TensorSp
                 does = f"sum to {routing.sums[0]:.4g} for one token and to {routing.sums[1]:.4g} for another"
             raise BindError(f"layer {layer}: {source}, but the routing weights {does}: {_REBUILD}")
         said = isinstance(getattr(getattr(model, "config", None), field, None), bool) if field else False
-        if said and routing.active != _experts(model, specs, layer):  # all experts together sum to one anyway
+        if said and routing.active != count_experts(model, specs, layer):  # all experts together sum to one anyway
             raise BindError(f"layer {layer}: {source}, but the routing weights sum to one: {_REBUILD}")
-
-
-def _experts(model: nn.Module, specs: Sequence[TensorSpec], layer: int) -> int:
-    found = [s for s in specs if s.layer == layer and s.role is Role.EXPERT_DOWN and "experts" in s.axes]
-    return sum(model.get_parameter(s.name).shape[s.axes.index("experts")] for s in found)
 
 
 def _check_kept(model: nn.Module, family: Family) -> None:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from complete_mue.apply.observe import common_module, floating
+from complete_mue.apply.observe import any_number, common_module, floating
 from complete_mue.layout import Role, TensorSpec
 
 TOKENS = 16
@@ -202,7 +202,8 @@ class _Capture(TorchFunctionMode):
         self._stack = ExitStack()
 
     def __enter__(self) -> _Capture:
-        wanted = {name: None for layer in self.layers for name in (*_branch_modules(self.specs, layer).values(),)}
+        branches = [_branch_modules(self.model, self.specs, layer) for layer in self.layers]
+        wanted: dict[str, None] = {name: None for found in branches for name in found.values()}
         wanted |= {_owner(spec): None for spec in self.specs if spec.role in _WATCHED}
         for name in wanted:
             self._hook(name, None)
@@ -262,14 +263,19 @@ def _routed_layers(specs: Sequence[TensorSpec]) -> list[int]:
     return sorted(layers)
 
 
-def _branch_modules(specs: Sequence[TensorSpec], layer: int) -> dict[str, str]:
-    """By the name of a branch's last tensor, the module whose output is the branch: the smallest around its tensors."""
+def _branch_modules(model: nn.Module, specs: Sequence[TensorSpec], layer: int) -> dict[str, str]:
+    """By the name of a branch's last tensor, the module whose output is the branch: the smallest around its tensors.
+
+    A list of experts is no module that is called: the one around it is.
+    """
     here = [spec for spec in specs if spec.layer == layer]
     found, top = {}, _layer_names(here)[layer]
     for last, roles in _BRANCH_ROLES.items():
         names = [spec.name for spec in here if spec.role in roles and len(spec.axes) > 1]
         ends = [spec.name for spec in here if spec.role is last and spec.multiplied_as == ""]
         module = common_module(names)
+        while module.startswith(top + ".") and type(model.get_submodule(module)).forward is nn.Module.forward:
+            module = module.rpartition(".")[0]
         if ends and module == top and ends[0].endswith(".weight"):
             module = ends[0].removesuffix(".weight")  # no module around the branch: its last projection ends it
         if ends and module.startswith(top + "."):
@@ -283,12 +289,19 @@ def _branch_modules(specs: Sequence[TensorSpec], layer: int) -> dict[str, str]:
 # -- routing -------------------------------------------------------------------------------------------------------
 
 
+def count_experts(model: nn.Module, specs: Sequence[TensorSpec], layer: int) -> int:
+    """The routed experts of a layer, stacked or one by one."""
+    found = [spec for spec in specs if spec.layer == layer and spec.role is Role.EXPERT_DOWN]
+    sizes = [model.get_parameter(s.name).shape[s.axes.index("experts")] if "experts" in s.axes else 1 for s in found]
+    return sum(sizes)
+
+
 def _routing(capture: _Capture, layer: int, fields: Routing) -> Routing:
     """From what the experts were given, else from the last top-k over all experts; fields fill what stays open."""
     experts = next(s for s in capture.specs if s.layer == layer and s.role is Role.EXPERT_DOWN)
     given = _chosen(capture.inputs.get(_owner(experts), ()))
     if given is None:
-        number = capture.model.get_parameter(experts.name).shape[0] if "experts" in experts.axes else 0
+        number = count_experts(capture.model, capture.specs, layer)
         taken = [k for among, k in capture.topk.get(layer, ()) if among == number]
         return Routing(taken[-1] if taken else fields.active, fields.normalized)
     index, weights = given[0], given[1].double()
@@ -324,20 +337,24 @@ def _same_for_any_router(
     """
     generator = torch.Generator().manual_seed(0)
 
-    def drawn(like: Tensor, each: bool) -> Tensor:
-        shape = like.shape if each else (1, *like.shape[1:])
-        fan_in = max(like.shape[1:])
-        value = torch.empty(shape).normal_(0.0, fan_in**-0.5, generator=generator)
-        return value.expand(like.shape).to(like.device, like.dtype)
+    def drawn(like: Tensor) -> Tensor:
+        value = torch.empty(like.shape).normal_(0.0, max(like.shape[1:], default=1) ** -0.5, generator=generator)
+        return value.to(like.device, like.dtype)
 
-    experts = [s.name for s in specs if s.axes[0] == "experts" and s.role is not Role.ROUTER]
+    experts = _by_expert(specs, parameters)
     routers = [s.name for s in specs if s.axes[0] == "experts" and s.role is Role.ROUTER]
     if not routers or not experts:
         return None
-    equal = {name: drawn(parameters[name], each=False) for name in experts}
+    equal: dict[str, Tensor] = {}
+    for alike in experts:
+        like = parameters[alike[0].name]
+        if alike[0].axes[0] == "experts":
+            equal[alike[0].name] = drawn(like[0]).expand(like.shape).contiguous()
+        else:
+            equal |= dict.fromkeys([spec.name for spec in alike], drawn(like))
     outputs = []
     for _ in range(2):
-        values = equal | {name: drawn(parameters[name], each=True) for name in routers}
+        values = equal | {name: drawn(parameters[name]) for name in routers}
         try:
             with torch.nn.utils.stateless._reparametrize_module(model, values):
                 outputs.append(_logits(_run(model, tokens)))
@@ -347,6 +364,18 @@ def _same_for_any_router(
     if one is None or other is None or not bool(torch.isfinite(one).all()):
         return None
     return float((one - other).abs().max()) <= 1e3 * float(torch.finfo(one.dtype).eps) * float(one.abs().max())
+
+
+def _by_expert(specs: Sequence[TensorSpec], parameters: Mapping[str, nn.Parameter]) -> list[list[TensorSpec]]:
+    """The experts' tensors: a stack by itself, or those of single experts that differ by numbers in their names."""
+    stacks = [[s] for s in specs if s.axes[0] == "experts" and s.role is not Role.ROUTER]
+    single = [s for s in specs if s.role in (Role.EXPERT_UP, Role.EXPERT_DOWN) and "experts" not in s.axes]
+    owners, alike = {_owner(s) for s in single}, dict[Any, list[TensorSpec]]()
+    for spec in specs:
+        if _owner(spec) in owners and "experts" not in spec.axes:
+            key = spec.layer, spec.role, parameters[spec.name].shape, any_number(spec.name)
+            alike.setdefault(key, []).append(spec)
+    return [*stacks, *alike.values()]
 
 
 def _slack(x: Tensor) -> float:
@@ -381,18 +410,19 @@ def own_fields(model: nn.Module, name: str) -> Iterator[tuple[str, Any]]:
 
 def _layer_factors(capture: _Capture, layer: int, routing: Routing) -> dict[str, tuple[float, float]]:
     """What a layer multiplies its branches with, and how exact that is."""
-    branches = _branch_modules(capture.specs, layer)
+    branches = _branch_modules(capture.model, capture.specs, layer)
     roles = {spec.name: spec.role for spec in capture.specs if spec.layer == layer}
     gate = _gate(capture, layer)
     outputs: dict[str, Tensor] = {}
     for name, module in branches.items():
         output = capture.outputs.get(module)
         if output is None:
-            return {}
+            continue
         if roles[name] is Role.SHARED_DOWN and gate is not None:
             output = (output.reshape(len(gate), -1) * gate.sigmoid()).reshape(output.shape)
         outputs[name] = output
-    found = _summed(capture, layer, outputs) or _carried(capture, layer, branches)
+    seen = {name: branches[name] for name in outputs}
+    found = _summed(capture, layer, outputs) or _carried(capture, layer, seen)
     result = {}
     for name, (factor, error) in found.items():
         if roles[name] is Role.SHARED_DOWN and gate is not None:
