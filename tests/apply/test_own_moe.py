@@ -219,3 +219,32 @@ def test_what_a_family_says_of_its_experts_is_compared(kind: str, shared: bool) 
         mue.describe(Model(kind, normalized=False, shared=shared), family())
     with pytest.raises(BindError, match=r"'blocks\.0\.attn\.o\.weight': .* by 0\.25, but family 'mine' says 1"):
         mue.describe(Model(kind, branch=0.25, shared=shared), family())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("kind", [FUSED, SINGLE])
+def test_a_routed_factor_is_seen(kind: str, shared: bool, dtype: torch.dtype) -> None:
+    model = Model(kind, scale=2.5, shared=shared).to(dtype)
+    with pytest.raises(BindError, match=r"w2.*multiplies its product by 2\.5, but family 'mine' says 1: say so"):
+        mue.describe(model, family())
+    seen = probe(model, family(native={"expert_down": 2.5}))
+    assert seen.routing[1].sums == pytest.approx((2.5, 2.5), rel=1e-3)
+    assert seen.factors[LAST[kind]] == pytest.approx(2.5, rel=1e-3)
+    assert probe(Model(kind, shared=shared), family()).factors[LAST[kind]] == pytest.approx(1.0, rel=1e-3)
+    with pytest.raises(BindError, match=r"product by 1, but family 'mine' says 2\.5"):
+        mue.describe(Model(kind, shared=shared).to(dtype), family(native={"expert_down": 2.5}))
+
+
+@pytest.mark.parametrize("active", [1, 2])
+def test_weights_inside_the_product_show_no_factor(active: int) -> None:
+    model = Model(scale=2.5, early=True, shared=False, active=active)
+    for factor in (1.0, 2.5):
+        seen = probe(model, family(active=active, native={"expert_down": factor}))
+        assert (seen.routing[0].normalized, LAST[FUSED] in seen.factors) == (True, False)
+
+
+def test_one_activated_expert() -> None:
+    with pytest.raises(BindError, match=r"product by 2\.5"):
+        mue.describe(Model(SINGLE, scale=2.5, active=1), family(active=1))
+    probe(Model(SINGLE, active=1), family(active=1))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from complete_mue.apply.observe import any_number, common_module, floating
+from complete_mue.apply.observe import Declared, any_number, common_module, floating, observe
+from complete_mue.apply.observe import Seen as Products
 from complete_mue.layout import Role, TensorSpec
 
 TOKENS = 16
@@ -98,8 +100,11 @@ def _look(model: nn.Module, specs: Sequence[TensorSpec], fields: Mapping[int, Ro
     routing = {layer: _routing(capture, layer, fields[layer]) for layer in fields}
     coarse = any(x.dtype in _COARSE for x in capture.outputs.values())
     if any(one.sums is None for one in routing.values()) and not coarse:
-        same = _same_for_any_router(model, specs, parameters, tokens)
-        routing = {n: one if one.sums else replace(one, normalized=same) for n, one in routing.items()}
+        same, sums = _same_for_any_router(model, specs, parameters, tokens)
+        for layer, one in routing.items():
+            if one.sums is None:
+                found_sums = (sums[layer], sums[layer]) if layer in sums else None
+                routing[layer] = replace(one, normalized=same, sums=found_sums)
     found: dict[str, tuple[float, float]] = {}
     for layer in capture.layers:
         found |= _layer_factors(capture, layer, routing.get(layer, Routing()))
@@ -330,10 +335,11 @@ def _chosen(given: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
 @torch.no_grad()
 def _same_for_any_router(
     model: nn.Module, specs: Sequence[TensorSpec], parameters: Mapping[str, nn.Parameter], tokens: Tensor
-) -> bool | None:
+) -> tuple[bool | None, dict[int, float]]:
     """Whether weights sum to one number, where they cannot be read: with equal experts any router does the same then.
 
-    Two forwards with experts that are copies of one another and routers drawn anew; None where these cannot run.
+    Two forwards with experts that are copies of one another and routers drawn anew; None where these cannot run. A
+    third, with last projections twice as large, makes sure of the number itself, by layer.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -344,26 +350,84 @@ def _same_for_any_router(
     experts = _by_expert(specs, parameters)
     routers = [s.name for s in specs if s.axes[0] == "experts" and s.role is Role.ROUTER]
     if not routers or not experts:
-        return None
-    equal: dict[str, Tensor] = {}
+        return None, {}
+    # What is added to the experts' products is nothing.
+    values = {s.name: torch.zeros_like(parameters[s.name]) for s in specs if s.role is Role.SHARED_DOWN}
+    twice: dict[str, Tensor] = {}
     for alike in experts:
-        like = parameters[alike[0].name]
-        if alike[0].axes[0] == "experts":
-            equal[alike[0].name] = drawn(like[0]).expand(like.shape).contiguous()
-        else:
-            equal |= dict.fromkeys([spec.name for spec in alike], drawn(like))
-    outputs = []
-    for _ in range(2):
-        values = equal | {name: drawn(parameters[name]) for name in routers}
-        try:
-            with torch.nn.utils.stateless._reparametrize_module(model, values):
-                outputs.append(_logits(_run(model, tokens)))
-        except Exception:  # a model that cannot run with other weights
-            return None
-    one, other = outputs
-    if one is None or other is None or not bool(torch.isfinite(one).all()):
-        return None
-    return float((one - other).abs().max()) <= 1e3 * float(torch.finfo(one.dtype).eps) * float(one.abs().max())
+        like, role = parameters[alike[0].name], alike[0].role
+        one = drawn(like[0]).expand(like.shape).contiguous() if alike[0].axes[0] == "experts" else drawn(like)
+        values |= dict.fromkeys([s.name for s in alike], torch.zeros_like(one) if role is Role.BIAS else one)
+        if role is Role.EXPERT_DOWN:
+            twice |= dict.fromkeys([s.name for s in alike], 2 * one)
+    try:
+        one_router = values | {name: drawn(parameters[name]) for name in routers}
+        other_router = values | {name: drawn(parameters[name]) for name in routers}
+        first, sums = _with_values(model, specs, one_router, tokens)
+        second, again = _with_values(model, specs, other_router, tokens)
+        if first is None or second is None or not bool(torch.isfinite(first).all()):
+            return None, {}
+        slack = 1e3 * float(torch.finfo(first.dtype).eps) * float(first.abs().max())
+        if float((first - second).abs().max()) > slack:
+            return False, {}
+        _, larger = _with_values(model, specs, other_router | twice, tokens)
+    except Exception:  # a model that cannot run with other weights
+        return None, {}
+    return True, {
+        layer: found
+        for layer, found in sums.items()
+        if all(math.isclose(found, other.get(layer, math.nan), rel_tol=1e-3) for other in (again, larger))
+    }
+
+
+class _Rows(Products):
+    """The rows of a product: the sizes of the largest and the smallest that is not zero, and their number."""
+
+    largest, smallest, number = 0.0, math.inf, 0
+
+    def add(self, x: Tensor, y: Tensor, moved: Any) -> None:
+        """One product y = W x."""
+        super().add(x, y, moved)
+        sizes = y.double().norm(dim=-1).flatten()
+        sizes = sizes[sizes > 0]  # places that no token was put in
+        if sizes.numel():
+            self.largest = max(self.largest, float(sizes.max()))
+            self.smallest = min(self.smallest, float(sizes.min()))
+        self.number += sizes.numel()
+
+
+def _with_values(
+    model: nn.Module, specs: Sequence[TensorSpec], values: Mapping[str, Tensor], tokens: Tensor
+) -> tuple[Tensor | None, dict[int, float]]:
+    """Logits with other weights, and by layer what the product of equal experts is multiplied with: weights' sums.
+
+    Only where all tokens show one factor between the experts' products and what the module around them puts out. With
+    one product per token, a factor of 1 shows nothing: weights may be inside that product.
+    """
+    downs = [s for s in specs if s.role is Role.EXPERT_DOWN and s.name in values]
+    watched = [Declared(s, nn.Parameter(values[s.name], requires_grad=False)) for s in downs]
+    capture = _Capture(model, specs)
+    held = torch.nn.utils.stateless._reparametrize_module(model, dict(values))
+    with held, capture, observe(model, watched) as seen:
+        seen.products = defaultdict(_Rows)
+        logits = _logits(_run(model, tokens))
+    sums: dict[int, float] = {}
+    for layer in {s.layer for s in downs if s.layer is not None}:
+        here = [s.name for s in downs if s.layer == layer]
+        products = [rows for name, rows in seen.products.items() if name in here and isinstance(rows, _Rows)]
+        module = next((m for n, m in _branch_modules(model, specs, layer).items() if n in here), None)
+        out = capture.outputs.get(module) if module else None
+        if out is None or len(products) != 1 or len({values[name].data_ptr() for name in here}) != 1:
+            continue
+        branch, rows = _Rows(), products[0]
+        branch.add(out, out, None)
+        if not rows.number or branch.number != tokens.numel():
+            continue
+        factor = branch.largest / rows.largest
+        inside = rows.number < 2 * tokens.numel() and math.isclose(factor, 1.0, rel_tol=1e-3)
+        if not inside and math.isclose(factor, branch.smallest / rows.smallest, rel_tol=1e-3):
+            sums[layer] = factor
+    return logits, sums
 
 
 def _by_expert(specs: Sequence[TensorSpec], parameters: Mapping[str, nn.Parameter]) -> list[list[TensorSpec]]:
