@@ -121,3 +121,10 @@ def test_only_as_far_as_asked(groups: list[dict[str, Any]]) -> None:
     mue.check_scheduler(late, steps=29)
     with pytest.raises(RunError, match="at step 30"):
         mue.check_scheduler(late, steps=30)
+
+
+def test_a_late_break_is_seen(groups: list[dict[str, Any]]) -> None:
+    optimizer = AdamW(groups)
+    parts = [lr_scheduler.LinearLR(optimizer, 0.1, 1, 2000), lr_scheduler.CosineAnnealingLR(optimizer, 8000, 1e-4)]
+    with pytest.raises(RunError, match=r"SequentialLR .* at step 2\d\d\d"):
+        mue.check_scheduler(lr_scheduler.SequentialLR(optimizer, parts, milestones=[2000]))

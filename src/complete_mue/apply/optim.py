@@ -125,10 +125,11 @@ def _share(mesh: Any, sharded: tuple[bool, ...], gradients: list[Tensor], weight
 # -- schedulers ----------------------------------------------------------------------------------------------------
 
 
-def check_scheduler(scheduler: Any, steps: int = 1000) -> None:
+def check_scheduler(scheduler: Any, steps: int = 20_000) -> None:
     """Refuse a scheduler that does not multiply every group's planned learning rate by the same factor.
 
-    Runs the scheduler ``steps`` steps ahead and puts it and the optimizer's groups back as they were. LambdaLR passes;
+    Runs the scheduler ``steps`` steps ahead (20,000 take about half a second) and puts it and the optimizer's groups
+    back as they were. What comes after them is not seen: give a longer run's own number. LambdaLR passes;
     CosineAnnealingLR(eta_min > 0) and OneCycleLR with one max_lr for all groups do not.
     """
     while hasattr(scheduler, "scheduler"):  # Accelerate wraps the scheduler it prepared
