@@ -248,3 +248,39 @@ def test_one_activated_expert() -> None:
     with pytest.raises(BindError, match=r"product by 2\.5"):
         mue.describe(Model(SINGLE, scale=2.5, active=1), family(active=1))
     probe(Model(SINGLE, active=1), family(active=1))
+
+
+# -- when it is looked at again ------------------------------------------------------------------------------------
+
+
+class Counting(Model):
+    def __init__(self, always: bool) -> None:
+        super().__init__()
+        self.calls, self.looks, self.always = 0, 0, always
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        self.calls += self.always or self.training
+        self.looks += not self.training
+        return super().forward(tokens)
+
+
+@pytest.mark.parametrize("always", [True, False])
+def test_a_module_that_counts_its_calls_is_not_looked_at_every_step(always: bool) -> None:
+    model, tokens = Counting(always), torch.arange(9).view(1, 9)
+    reference = mue.Reference(
+        mue.ModelShape(16, 2, mue.FeedForward.dense(32)), mue.Budget(64, 70), mue.Hyper(1e-2, 0.1, 0.05)
+    )
+    plan = mue.transfer(reference, mue.describe(model, family()), mue.Budget(64, 50))
+
+    def step() -> None:
+        model(tokens).square().mean().backward()
+        mue.clip_grad_norm_(model, plan, 1.0, family=family())
+
+    step()
+    looks = model.looks
+    for _ in range(3):
+        step()
+    assert model.looks == looks
+    model.blocks[1].moe.scale = 2.5  # what counts is still seen
+    with pytest.raises(BindError, match=r"'blocks\.1\.moe\.w2': .* by 2\.5"):
+        step()

@@ -232,16 +232,47 @@ def _seen(model: nn.Module, family: Family | None, specs: tuple[TensorSpec, ...]
     """What the model does, compared with what its family and config say; one forward, kept while nothing changes."""
     if family is None:
         return Seen("declared")
-    state = _state_of(model, specs)
+    fields, rest = _state_of(model, specs)
     kept = _KEPT.get(model)
-    seen = kept[1] if kept is not None and kept[0] == state else look(model, specs, forward=forward)
-    if forward:
-        _KEPT[model] = state, seen
+    if kept is not None and kept.rest == rest:
+        changed = {key for key, value in fields.items() if key not in kept.idle and kept.fields.get(key) != value}
+    else:
+        kept, changed = None, set(fields)
+    if kept is None or changed:
+        seen = look(model, specs, forward=forward)
+        if forward:
+            # Fields that change while the model does what it did, such as counts of calls, are not asked again.
+            idle = kept.idle | changed if kept is not None and _alike(kept.seen, seen) else frozenset()
+            _KEPT[model] = _Kept(fields, rest, seen, frozenset(idle))
+    else:
+        seen = kept.seen
     check_agreement(model, family, specs, seen)
     return seen
 
 
-_KEPT: WeakKeyDictionary[nn.Module, tuple[Any, Seen]] = WeakKeyDictionary()
+@dataclass(frozen=True)
+class _Kept:
+    """A look, and the state of the model that it was taken in."""
+
+    fields: dict[tuple[int, str], Any]
+    rest: Any
+    seen: Seen
+    idle: frozenset[tuple[int, str]]  # fields that have no say
+
+
+def _alike(one: Seen, other: Seen) -> bool:
+    """Whether two looks show the same multipliers and routing; weights may have moved."""
+
+    def plain(seen: Seen) -> Any:
+        routing = {layer: (r.active, r.normalized) for layer, r in seen.routing.items()}
+        return seen.how, routing, seen.gain_offsets, set(seen.factors)
+
+    return plain(one) == plain(other) and all(
+        math.isclose(factor, other.factors[name], rel_tol=1e-2) for name, factor in one.factors.items()
+    )
+
+
+_KEPT: WeakKeyDictionary[nn.Module, _Kept] = WeakKeyDictionary()
 
 
 def forget(model: nn.Module) -> None:
@@ -249,19 +280,20 @@ def forget(model: nn.Module) -> None:
     _KEPT.pop(model, None)
 
 
-def _state_of(model: nn.Module, specs: tuple[TensorSpec, ...]) -> Any:
-    """What decides how a forward multiplies and routes: plain fields of modules and config, hooks, the tensors."""
-
-    def plain(holder: object) -> tuple[Any, ...]:
-        return tuple(item for item in vars(holder).items() if isinstance(item[1], int | float | str))
-
-    modules = tuple(
-        (id(module), *(item for item in plain(module) if item[0] != "training"), *module._forward_hooks)
-        for module in model.modules()
-    )
+def _state_of(model: nn.Module, specs: tuple[TensorSpec, ...]) -> tuple[dict[tuple[int, str], Any], Any]:
+    """What decides how a forward multiplies and routes: plain fields of modules and config; hooks and the tensors."""
     config = getattr(model, "config", None)
+    holders = [*model.modules(), *([] if config is None else [config])]
+    fields = {
+        (id(holder), name): value
+        for holder in holders
+        for name, value in vars(holder).items()
+        if isinstance(value, int | float | str) and name != "training"
+    }
+    names = frozenset(fields)
+    hooks = tuple((id(module), *module._forward_hooks) for module in model.modules())
     first = next(model.parameters())
-    return modules, plain(config) if config is not None else (), specs, first.device, first.dtype
+    return fields, (names, hooks, specs, first.device, first.dtype)
 
 
 def _check_routing(model: nn.Module, family: Family | None, seen: Seen) -> None:
