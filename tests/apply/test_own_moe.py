@@ -284,3 +284,35 @@ def test_a_module_that_counts_its_calls_is_not_looked_at_every_step(always: bool
     model.blocks[1].moe.scale = 2.5  # what counts is still seen
     with pytest.raises(BindError, match=r"'blocks\.1\.moe\.w2': .* by 2\.5"):
         step()
+
+
+# -- what a norm adds ----------------------------------------------------------------------------------------------
+
+
+class Shifted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.g, self.b = nn.Parameter(torch.ones(WIDTH)), nn.Parameter(torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, (WIDTH,), self.g, self.b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_shift_under_any_name_starts_at_zero(dtype: torch.dtype) -> None:
+    model = Model()
+    model.norm = Shifted()
+    model.to(dtype)
+    table = TABLE.replace("norm.weight | final_norm | width\n", "norm.g | final_norm | width\nnorm.b | {} | width\n")
+    assert table != TABLE
+    with pytest.raises(BindError, match=r"'norm\.b': the norm adds it, .* role `bias`"):
+        mue.describe(model, family(table.replace("{}", "final_norm")))
+    right = family(table.replace("{}", "bias"))
+    reference = mue.Reference(
+        mue.ModelShape(16, 2, mue.FeedForward.dense(32)), mue.Budget(64, 70), mue.Hyper(1e-2, 0.1, 0.05)
+    )
+    plan = mue.transfer(reference, mue.describe(model, right), mue.Budget(64, 50))
+    mue.initialize(model, plan, family=right)
+    mue.param_groups(model, plan, family=right)
+    assert (model.norm.g == 1).all()
+    assert (model.norm.b == 0).all()

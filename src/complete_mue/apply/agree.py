@@ -74,6 +74,11 @@ def check_agreement(model: nn.Module, family: Family, specs: Sequence[TensorSpec
     _check_kept(model, family)
     for spec in specs:
         _check_factor(family, spec, seen)
+        if spec.name in seen.shifts:
+            raise BindError(
+                f"{spec.name!r}: the norm adds it, but family {family.name!r} gives it a gain's role "
+                f"({spec.role.value}), which starts at 1: give it the role `bias`"
+            )
         offset = seen.gain_offsets.get(spec.name, spec.gain_offset)
         if offset != spec.gain_offset:
             does, says = (f"{'1 + w' if one else 'w'}" for one in (offset, spec.gain_offset))

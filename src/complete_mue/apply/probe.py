@@ -61,6 +61,7 @@ class Seen:
     errors: Mapping[str, float] = field(default_factory=dict)  # how far each factor may be off, relative to it
     gain_offsets: Mapping[str, float] = field(default_factory=dict)  # norms: what is added to the weight, 0 or 1
     gains: Mapping[str, float] = field(default_factory=dict)  # norms: the mean gain, the offset included
+    shifts: frozenset[str] = frozenset()  # tensors of norms that are added, and multiply nothing
     problem: str = ""  # why no forward could run
 
 
@@ -109,7 +110,7 @@ def _look(model: nn.Module, specs: Sequence[TensorSpec], fields: Mapping[int, Ro
     for layer in capture.layers:
         found |= _layer_factors(capture, layer, routing.get(layer, Routing()))
     found |= _ends(capture, parameters, tokens, logits)
-    offsets = _gain_offsets(model, specs)
+    offsets, shifts = _gain_offsets(model, specs)
     return Seen(
         "forward",
         routing,
@@ -117,6 +118,7 @@ def _look(model: nn.Module, specs: Sequence[TensorSpec], fields: Mapping[int, Ro
         {name: error for name, (_, error) in found.items()},
         offsets,
         {name: float(parameters[name].detach().double().mean()) + offset for name, offset in offsets.items()},
+        shifts,
     )
 
 
@@ -598,37 +600,46 @@ def _ratio(x: Tensor, y: Tensor) -> tuple[float, float]:
 
 
 @torch.no_grad()
-def _gain_offsets(model: nn.Module, specs: Sequence[TensorSpec]) -> dict[str, float]:
-    """Whether a norm multiplies by w or by 1 + w: one call per class, on a vector that every norm leaves as it is."""
-    known: dict[tuple[type, bool], float | None] = {}
-    found = {}
+def _gain_offsets(model: nn.Module, specs: Sequence[TensorSpec]) -> tuple[dict[str, float], frozenset[str]]:
+    """Whether a norm multiplies by w or by 1 + w, and what it adds: one look per class and tensor."""
+    known: dict[tuple[type, str, bool], float | None] = {}
+    found, shifts = {}, set()
     for spec in specs:
         if spec.role not in (Role.NORM, Role.FINAL_NORM) or spec.name.endswith("bias"):
             continue
-        module = model.get_submodule(_owner(spec))
-        key = type(module), bool(getattr(module, "bias", None) is not None)
+        module, name = model.get_submodule(_owner(spec)), spec.name.rpartition(".")[2]
+        key = type(module), name, bool(getattr(module, "bias", None) is not None)
         if key not in known:
-            known[key] = _gain_offset(module, spec.name.rpartition(".")[2])
-        if (offset := known[key]) is not None:
+            known[key] = _gain_offset(module, name)
+        if (offset := known[key]) == math.inf:
+            shifts.add(spec.name)
+        elif offset is not None:
             found[spec.name] = offset
-    return found
+    return found, frozenset(shifts)
 
 
 def _gain_offset(module: nn.Module, name: str) -> float | None:
+    """What is added to a gain; infinity for a tensor that is no gain but is added; None where neither is shown."""
     weight = module.get_parameter(name)
     if any(True for _ in module.children()) or weight.dim() != 1 or weight.numel() < 2:
         return None
     size = weight.numel() // 2 * 2
+    # Every norm leaves this vector as it is.
     probe = torch.zeros_like(weight)
     probe[:size:2], probe[1:size:2] = 1.0, -1.0
     probe *= math.sqrt(weight.numel() / size)
+    given = torch.stack([probe, -probe]).view(1, 2, -1)
     try:
         with _evaluating(module):
-            out = module(torch.stack([probe, -probe]).view(1, 2, -1))
+            out = module(given)
+            with torch.nn.utils.stateless._reparametrize_module(module, {name: weight + 1}):
+                moved = module(given)
     except Exception:  # a norm that wants more than its input, such as a gate
         return None
     if not isinstance(out, Tensor) or out.shape != (1, 2, weight.numel()):
         return None
+    if bool(((moved - out).double() - 1).abs().max() <= 0.05):  # for a vector and for its opposite
+        return math.inf
     gain = ((out[0, 0] - out[0, 1]) / 2 / probe)[:size].double()
     added = gain - weight[:size].double()
     slack = min(64 * float(torch.finfo(weight.dtype).eps) * (1 + float(gain.abs().max())), 0.25)  # 0 is not 1
