@@ -10,6 +10,7 @@ pytest.importorskip("torch")
 
 from complete_mue.cli import app
 from complete_mue.errors import MueError
+from complete_mue.lab.data import text
 from complete_mue.lab.evals.requests import TaskRequests, read_answers, write_requests
 from complete_mue.lab.recipes import recipe
 from complete_mue.lab.train.config import override
@@ -44,6 +45,22 @@ def test_a_run_answers_without_the_harness(run: Path, tmp_path: Path, capsys: py
     assert [total for total, _ in rough] == pytest.approx(
         [t for t, _ in lines["copa"]["answers"]], rel=0.1
     )  # bfloat16 may route a token elsewhere
+
+
+def test_a_damaged_checkpoint_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training, held_out = text._library()
+    monkeypatch.setattr(text, "_library", lambda: (training, held_out[:2_000]))
+    small = (*SMALL, "task.sequence=32", "budget.batch_tokens=64", "budget.steps=2", "checkpoint_every=1", "keep=2")
+    train(override(recipe("lm_tiny:8e2a"), *small), tmp_path / "lm")
+    (tmp_path / "lm" / "checkpoints" / "step-00000002" / "model.safetensors").write_bytes(b"damaged")
+    for words in (("eval", "--held-out", "--device", "cpu"), ("sample", "--count", "1"), ("export", "--hf", "hf")):
+        mue(words[0], str(tmp_path / "lm"), *(str(tmp_path / word) if word == "hf" else word for word in words[1:]))
+        said = capsys.readouterr()
+        assert "warning: skipped" in said.err
+        assert "step-00000002" in said.err
+        assert words[0] != "eval" or said.out.endswith("windows) at step 1\n")
 
 
 def test_bad_requests_are_refused(run: Path, tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def test_held_out_loss_is_that_of_every_window(monkeypatch: pytest.MonkeyPatch) 
     with torch.no_grad():
         tokens = data.at(np.arange(data.windows))
         want = torch.stack([next_token_loss(model(row[None, :-1]), row[None]) for row in tokens])
-    found = held_out_loss(config, Scorer(model, BYTES, 512, batch_tokens=2_000), lambda done, total: None)
+    found = held_out_loss(config, Scorer(model, BYTES, 512, batch_tokens=2_000), 7, lambda done, total: None)
     assert found.loss == pytest.approx(float(want.mean()), rel=1e-6)
     assert found.error == pytest.approx(float(want.std()) / len(want) ** 0.5, rel=1e-3)
     assert (found.windows, found.tokens) == (data.windows, data.windows * 512)

@@ -52,6 +52,11 @@ def need_run(folder: Path) -> None:
     read_config(folder / "config.json")
 
 
+def warn(text: str) -> None:
+    """Say it on stderr."""
+    print(f"warning: {text}", file=sys.stderr)
+
+
 def console(*, stderr: bool = False) -> Console:
     """Prints text as it is, and tables."""
     from rich.console import Console

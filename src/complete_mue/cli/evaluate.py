@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from complete_mue.cli.app import app, console, need_run, need_torch
+from complete_mue.cli.app import app, console, need_run, need_torch, warn
 from complete_mue.errors import RunError
 from complete_mue.storage import refuse_links
 
@@ -73,7 +73,7 @@ def eval_command(
     def opened(run: Path) -> tuple[Any, dict[str, str]]:
         from complete_mue.lab.evals.run import open_run
 
-        return open_run(run, device=device, precision=precision, batch_tokens=batch_tokens)
+        return open_run(run, device=device, precision=precision, batch_tokens=batch_tokens, warn=warn)
 
     with _progress() as (progress, said):
         if requests_out is not None:
@@ -159,7 +159,7 @@ def _held_out(run: Path, out: Path | None, opened: Opened, progress: Any) -> Any
     from complete_mue.storage import write_json
 
     folder, (scorer, model) = _place(out, run), opened(run)
-    found = held_out_loss(read_config(run / "config.json"), scorer, progress("held-out text"))
+    found = held_out_loss(read_config(run / "config.json"), scorer, model["step"], progress("held-out text"))
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "held_out.json", {"model": model, **found.to_dict()})
     return found
@@ -205,7 +205,7 @@ def export_command(
     need_run(run)
     from complete_mue.lab.train.huggingface import export_huggingface
 
-    print(f"wrote {export_huggingface(run, hf)}")
+    print(f"wrote {export_huggingface(run, hf, warn)}")
 
 
 @app.command("speedup")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from complete_mue.cli.app import app, console, need_torch, print_text
+from complete_mue.cli.app import app, console, need_torch, print_text, warn
 from complete_mue.cli.report import show
 from complete_mue.cli.sweep_progress import shown
 from complete_mue.errors import RunError
@@ -206,7 +206,7 @@ def tune_command(
     for tuned in found:
         print(tuned.says)
         for doubt in tuned.doubts:
-            print(f"warning: {tuned.hyper}: {doubt}", file=sys.stderr)
+            warn(f"{tuned.hyper}: {doubt}")
     print(f"wrote {folder / 'reference.toml'}; see `mue report {folder}`")
 
 
@@ -229,8 +229,7 @@ def _run(launch: Launch, sweep: Sweep, folder: Path, **options: Any) -> list[str
 
     with shown(sweep.title) as show:
         return launch.run(
-            sweep, folder, command=as_typed(sys.argv[1:]), show=show,
-            warn=lambda text: print(f"warning: {text}", file=sys.stderr), **options,
+            sweep, folder, command=as_typed(sys.argv[1:]), show=show, warn=warn, **options,
         )  # fmt: skip
 
 

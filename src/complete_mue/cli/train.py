@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from complete_mue.cli.app import app, need_run, need_torch
+from complete_mue.cli.app import app, need_run, need_torch, warn
 from complete_mue.errors import RunError
 
 
@@ -75,8 +75,8 @@ def train_command(
             print(f"{config.name}\n{estimate(config, ranks, Machine()).memory()}")
         return
     run = out or Path("runs") / config.name
-    with _progress(config, shown=first and sys.stderr.isatty()) as (report, warn):
-        result = train_on_ranks(config, run, resume=resume, restart=restart, report=report, warn=warn)
+    with _progress(config, shown=first and sys.stderr.isatty()) as (report, said):
+        result = train_on_ranks(config, run, resume=resume, restart=restart, report=report, warn=said)
     if first:
         together = f" on {ranks} ranks" if "RANK" in os.environ else ""
         loss = "" if result.loss is None else f", loss {result.loss:.4f}"
@@ -176,7 +176,7 @@ def sample_command(
     need_run(run)
     from complete_mue.lab.train.sample import draw_pictures, load_run, write_text
 
-    config, model, _ = load_run(run)
+    config, model, _ = load_run(run, warn)
     if type(config.task).__name__ == "TextTask":
         print(write_text(config, model, prompt or "\n", count or 200, temperature, seed))
         return

@@ -29,6 +29,7 @@ class HeldOut:
     bits_per_byte: float
     windows: int
     tokens: int
+    step: int
     split: str = "held_out"
 
     def to_dict(self) -> dict[str, Any]:
@@ -39,13 +40,14 @@ class HeldOut:
         """One line."""
         return (
             f"held-out loss {self.loss:.4f} ± {self.error:.4f} nats per token, {self.bits_per_byte:.4f} bits per byte "
-            f"({self.tokens:,} tokens in {self.windows:,} windows)"
+            f"({self.tokens:,} tokens in {self.windows:,} windows) at step {self.step:,}"
         )
 
 
 @torch.inference_mode()
-def held_out_loss(config: RunConfig, scorer: Scorer, tick: Tick) -> HeldOut:
-    """The loss of ``scorer``'s model on the held-out split of the text that ``config`` trained on."""
+def held_out_loss(config: RunConfig, scorer: Scorer, step: int, tick: Tick) -> HeldOut:
+    """The loss of ``scorer``'s model, which is of this ``step``, on the held-out split of the text that ``config``
+    trained on."""
     assert isinstance(config.task, TextTask)
     length = config.task.sequence
     data = open_text(config.task.source, sequence=length, rows=1, split="held_out")
@@ -62,4 +64,5 @@ def held_out_loss(config: RunConfig, scorer: Scorer, tick: Tick) -> HeldOut:
     mean = statistics.fmean(losses)
     spread = statistics.stdev(losses) if len(losses) > 1 else 0.0
     count = len(losses) * length
-    return HeldOut(mean, spread / math.sqrt(len(losses)), mean * count / size / math.log(2), len(losses), count)
+    error, bits = spread / math.sqrt(len(losses)), mean * count / size / math.log(2)
+    return HeldOut(mean, error, bits, len(losses), count, step)

@@ -39,10 +39,11 @@ class Settings:
 
 
 def open_run(
-    run: Path, *, device: str = "auto", precision: str = "auto", batch_tokens: int | None = None
-) -> tuple[Scorer, dict[str, Any]]:
+    run: Path, *, device: str = "auto", precision: str = "auto", batch_tokens: int | None = None,
+    warn: Callable[[str], None] = lambda text: None,
+) -> tuple[Scorer, dict[str, Any]]:  # fmt: skip
     """A language-model run, ready to answer, and what identifies it."""
-    config, model, step = load_run(run)
+    config, model, step = load_run(run, warn)
     if not isinstance(config.task, TextTask):
         raise RunError(f"{run}: a {type(config.task).__name__} run; give the run of a language model")
     place = pick_device(device)

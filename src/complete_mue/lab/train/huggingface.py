@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,9 @@ MODELING = "modeling_complete_mue"
 END_TOKEN = "<|endoftext|>"
 
 
-def export_huggingface(run: Path, folder: Path) -> Path:
+def export_huggingface(run: Path, folder: Path, warn: Callable[[str], None] = lambda text: None) -> Path:
     """Write a run's newest sound checkpoint as a Hugging Face model folder, whole or not at all."""
-    config, model, _ = load_run(run)
+    config, model, _ = load_run(run, warn)
     if not isinstance(config.task, TextTask) or not isinstance(model, LanguageModel):
         raise RunError(f"{run}: a {type(config.task).__name__} run; give the run of a language model")
     return write_folder(model, run_tokenizer(config), config.task.sequence, folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,11 +30,12 @@ from complete_mue.lab.train.task import build
 Coder = TypeVar("Coder", Autoencoder, TextEncoder)
 
 
-def load_run(run: Path) -> tuple[RunConfig, nn.Module, int]:
-    """The config of a run, its model with the newest sound weights, and the step they are of."""
+def load_run(run: Path, warn: Callable[[str], None] = lambda text: None) -> tuple[RunConfig, nn.Module, int]:
+    """The config of a run, its model with the newest sound weights, and the step they are of; damaged checkpoints are
+    named to ``warn``."""
     config = read_config(run / "config.json")
     model = build(config).model
-    step = checkpoint.load_newest(run, config, model, None, lambda text: None)
+    step = checkpoint.load_newest(run, config, model, None, warn)
     if not step:
         raise RunError(f"{run} has no checkpoint: train it first, or wait for its first one")
     return config, model.eval(), step
