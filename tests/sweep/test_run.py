@@ -304,6 +304,30 @@ def test_ctrl_c_ends_a_sweep_and_the_next_start_goes_on(tmp_path: Path, monkeypa
     assert {path: path.stat().st_mtime_ns for path in early} == early
 
 
+@pytest.mark.parametrize(("every", "wait"), [(1, 30), (1000, 0.1)])
+def test_ctrl_c_within_a_step_is_no_crash(tmp_path: Path, every: int, wait: float) -> None:
+    """The thread that trains ends at its next report; one that does not report soon ends with the process."""
+    code = """
+import sys, time
+from complete_mue.cli import main
+from complete_mue.lab.sweep import executor
+
+def interrupted(here, timeout):
+    time.sleep(2)
+    raise KeyboardInterrupt
+
+executor.Here.events = interrupted
+executor._LEAVE = float(sys.argv.pop())
+main()
+"""
+    words = ("sweep", "activated", "--executor", "here", "--set", f"log_every={every}", "--out", str(tmp_path / "out"))
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words, str(wait)], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 130, done.stderr
+    assert done.stderr == ""
+
+
 @pytest.mark.slow
 def test_kill_9_three_times_loses_and_repeats_nothing(tmp_path: Path) -> None:
     """Drivers and workers are killed at random moments; two sweeps share the folder half of the time."""

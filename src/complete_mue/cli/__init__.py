@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import threading
 from typing import NoReturn
 
 import typer
@@ -62,11 +63,18 @@ def main() -> None:
 
 
 def _leave(status: int) -> NoReturn:
-    if "RANK" in os.environ and "torch" in sys.modules:
+    if "torch" in sys.modules and ("RANK" in os.environ or _still_trains()):
         from complete_mue.lab.train.parallel import leave
 
-        leave(status)
+        leave(status, at_once=True)
     sys.exit(status)
+
+
+def _still_trains() -> bool:
+    """Whether a sweep in this process was ended within a step."""
+    from complete_mue.lab.sweep.executor import TRAINING
+
+    return any(thread.name == TRAINING for thread in threading.enumerate())
 
 
 def _out_of_memory(problem: Exception) -> bool:

@@ -22,6 +22,7 @@ from complete_mue.lab.records import Outcome
 from complete_mue.lab.train.config import RunConfig
 from complete_mue.layout.numbers import count
 
+TRAINING = "training"  # the thread's name
 _LEAVE = 5.0  # seconds; about one is enough
 
 
@@ -91,6 +92,8 @@ class Here:
     def __init__(self) -> None:
         self._events: queue.Queue[Event] = queue.Queue()
         self._running = 0
+        self._thread: threading.Thread | None = None
+        self._closed = False
 
     def free(self) -> int:
         """One, when idle."""
@@ -99,7 +102,8 @@ class Here:
     def start(self, job: Job) -> None:
         """Train in a thread, so that the caller can show progress."""
         self._running = 1
-        threading.Thread(target=_perform, args=(job, None, self._events.put), daemon=True).start()
+        self._thread = threading.Thread(target=_perform, args=(job, None, self._tell), daemon=True, name=TRAINING)
+        self._thread.start()
 
     def events(self, timeout: float) -> list[Event]:
         """All that happened since."""
@@ -112,7 +116,15 @@ class Here:
         return found
 
     def close(self) -> None:
-        """The thread ends with the process."""
+        """The thread ends when it next reports. A step that takes long is not waited for: it ends with the process."""
+        self._closed = True
+        if self._thread is not None:
+            self._thread.join(_LEAVE)
+
+    def _tell(self, event: Event) -> None:
+        if self._closed:
+            raise SystemExit  # of the thread
+        self._events.put(event)
 
 
 class Processes:

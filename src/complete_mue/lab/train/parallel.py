@@ -206,13 +206,14 @@ def launched(expert_parallel: int, device: torch.device) -> Iterator[Ranks]:
     dist.destroy_process_group()
 
 
-def leave(status: int = 0) -> NoReturn:
-    """End a process whose work is done; a rank of torchrun without the interpreter's own end.
+def leave(status: int = 0, *, at_once: bool = False) -> NoReturn:
+    """End a process whose work is done; a rank of torchrun without the interpreter's own end, and others ``at_once``,
+    where a thread is still within torch: that would abort the process, too.
 
     A thread of gloo lets go of a tensor some time after the wait for it is over. If the interpreter has gone meanwhile,
     that aborts the process, and torchrun counts a finished rank as failed (pytorch/pytorch#179291).
     """
-    if "RANK" in os.environ:
+    if at_once or "RANK" in os.environ:
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
