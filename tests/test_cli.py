@@ -69,6 +69,13 @@ def test_measured_loads(root: Path, tmp_path: Path, lm_plan: mue.Plan, text: str
     assert f"{expected.median:.4g}" in run("plan", *FILES, "--load", tmp_path / "load", cwd=root).stdout
 
 
+def test_a_load_with_most_experts_idle(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "load").write_text(json.dumps([0] * 127 + [5]))
+    load = json.loads(run("plan", *FILES, "--json", "--load", tmp_path / "load", cwd=root).stdout)["load"]
+    assert load["sigma0"] == [None] * 127 + [pytest.approx(load["minimum"])]
+    assert load["median"] is load["maximum"] is None
+
+
 def test_loads_that_cannot_be_read(root: Path, tmp_path: Path) -> None:
     for text in ("1 2 3", "", "words", "0 " * 128):
         (tmp_path / "load").write_text(text)

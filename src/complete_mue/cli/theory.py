@@ -125,9 +125,9 @@ def _load_dict(loaded: LoadSde | None) -> dict[str, object]:
     """As JSON, where an idle expert's infinite noise is null."""
     if loaded is None:
         return {}
-    sigma0 = [value if math.isfinite(value) else None for value in loaded.sigma0]
-    maximum = loaded.maximum if math.isfinite(loaded.maximum) else None
-    return {"load": {"sigma0": sigma0, "minimum": loaded.minimum, "median": loaded.median, "maximum": maximum}}
+    summary = {name: getattr(loaded, name) for name in ("minimum", "median", "maximum")}
+    finite = {name: value if math.isfinite(value) else None for name, value in summary.items()}
+    return {"load": {"sigma0": [value if math.isfinite(value) else None for value in loaded.sigma0], **finite}}
 
 
 def _read_load(path: Path, shape: ModelShape) -> list[float]:
