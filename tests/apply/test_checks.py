@@ -48,6 +48,16 @@ def ends(axis: str) -> list[Point]:
     return [first, last]
 
 
+def test_names_of_roles_are_never_cut() -> None:
+    result = mue.check(language_model_setup, "width", points=ends("width"), steps=1, seeds=1, update_effect=True)
+    first, should, *rest = tables(result)
+    effects = next(part for part in rest if not isinstance(part, str))
+    for role in result.axes[0].roles:
+        assert role.role in _printed(first, 80)
+        assert role.role in _printed(effects, 80)
+    assert should == "size should move: readout -0.50"
+
+
 def without_route_scale(plan: mue.Plan) -> mue.Setup:
     setup = language_model_setup(plan)
     for layer in setup.model.layers:
@@ -227,10 +237,10 @@ def test_a_branch_is_judged_by_its_output_even_if_its_products_are_hidden(monkey
     assert role_of(result, "expert_down").change_slope < -0.5
 
 
-def _printed(part: object) -> str:
+def _printed(part: object, width: int = 200) -> str:
     from rich.console import Console
 
-    console = Console(width=200)
+    console = Console(width=width)
     with console.capture() as capture:
         console.print(part)
     return capture.get()

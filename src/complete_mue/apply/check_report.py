@@ -22,10 +22,9 @@ def tables(result: CheckResult) -> Iterator[Table | str]:
     for axis in result.axes:
         title = f"{axis.axis}: {', '.join(f'{x:g}' for x in axis.xs)}"
         headings = ("role", "size", "change", "size moves", "change moves", "formula", "experts", "")
-        table = terminal_table(headings, ("role", ""), title)
+        table = _roles_table(headings, title)
         for role in axis.roles:
             last = role.points[-1]
-            should = f", size should go {role.expected:+.2f}" if role.expected else ""
             table.add_row(
                 role.role,
                 f"{last.size:.3g}",
@@ -34,9 +33,11 @@ def tables(result: CheckResult) -> Iterator[Table | str]:
                 str(Slope(role.change_slope, role.change_error)),
                 "–" if role.formula_slope is None else f"{role.formula_slope:+.2f}",
                 f"x{last.uneven:.2g}" if last.uneven > 1 else "–",
-                role.verdict + should,
+                role.verdict,
             )
         yield table
+        if should := [f"{role.role} {role.expected:+.2f}" for role in axis.roles if role.expected]:
+            yield f"size should move: {', '.join(should)}"
         for role in axis.roles:
             if role.verdict != OK:
                 yield f"{role.verdict}: {role.role} ({role.tensor}): {role.why}"
@@ -53,11 +54,18 @@ def tables(result: CheckResult) -> Iterator[Table | str]:
     yield verdict(result)
 
 
+def _roles_table(headings: tuple[str, ...], title: str) -> Table:
+    """Where it is narrow, everything but the names of the roles is folded."""
+    table = terminal_table(headings, ("role", ""), title, padding=(0, 1, 0, 0))
+    table.columns[0].no_wrap = True
+    return table
+
+
 def _effects(axis: AxisCheck) -> Table:
     """How much an update changes each role's own output on fresh tokens, point by point."""
     points = ", ".join(f"{x:g}" for x in axis.xs)
     headings = ("role", "change of its output", "alignment", "over the reference's", "")
-    table = terminal_table(headings, ("role", ""), f"update effect, {axis.axis} {points}")
+    table = _roles_table(headings, f"update effect, {axis.axis} {points}")
     for role in axis.effects:
         table.add_row(
             role.role,
