@@ -50,6 +50,16 @@ def test_drift_and_regret_of_a_known_surface(sweep_folder: Write) -> None:
     assert "higher than" in words(summary)
 
 
+def test_the_transferred_value_is_called_by_its_name(sweep_folder: Write) -> None:
+    summary = summarize(sweep_folder(drifts={"8e2a": 0.1}))
+    assert "the value transferred from dense (0.008) held on its one layout" in words(summary)
+    assert "the value transferred from dense held on its one layout" in overview_lines(tallies([summary]))[0].text
+    missing = summarize(
+        sweep_folder("other", drifts={"8e2a": 0.1}, missing=lambda target, rules, value: target == "dense")
+    )
+    assert "the value transferred from dense held on none of 1 layout" in words(missing)
+
+
 def test_runs_at_the_transferred_values(sweep_folder: Write) -> None:
     summary = summarize(sweep_folder(hypers=("lr", "weight_decay"), speedup=2.5))
     dense, *others = summary.runs

@@ -104,8 +104,8 @@ def _rules_lines(task: str, hyper: str, tallies: Sequence[Tally]) -> list[Line]:
     where = {id(curve): titles for curve, titles in places}
     axes = f"{len(tallies)} axes" if len(tallies) > 1 else "one axis"
     by = "" if tallies[0].main else f" by {tallies[0].rules}"
-    text = f"{TASKS[task].capitalize()}, {label(hyper)}{by}, {axes}: the {summary.reference} optimum held on "
-    text += f"{held_of(curves)}."
+    text = f"{TASKS[task].capitalize()}, {label(hyper)}{by}, {axes}: the value transferred from "
+    text += f"{summary.reference} held on {held_of(curves)}."
     if drifted := worst_drift(curves):
         text += f" Largest drift: {drift(drifted)} octaves ({drifted.target}, {where[id(drifted)]})."
     if costly := worst_regret(curves):

@@ -111,8 +111,10 @@ def scan_lines(hyper: str, tuned: float, reference: str, curves: Sequence[Curve]
         for rules, group in others:
             both = [(at.get(c.target), c) for c in group]
             beside += [beside_line(lead, both, rules, unit), *gain_lines(lead, both, rules, unit)]
+        value = f"the value transferred from {reference}"
+        value += f" ({tuned:.3g})" if own is not None and own.optimum is not None else ""
         by = "" if own is not None and own.rules == lead else f" by {lead}"
-        lines = [*_main_lines(hyper, tuned, reference, ours, unit, by), *lines, *beside]
+        lines = [*_main_lines(hyper, value, ours, unit, by), *lines, *beside]
     elif own is not None and own.optimum is not None and own.optimum.open is None:  # a scan of the reference alone
         text = f"{label(hyper).capitalize()}: {reference} has its optimum at {optimum_words(own, unit)}"
         doubtful = doubts(own)
@@ -165,9 +167,9 @@ def doubts(curve: Curve) -> list[str]:
     return found
 
 
-def _main_lines(hyper: str, tuned: float, reference: str, group: Sequence[Curve], unit: str, by: str) -> list[Line]:
+def _main_lines(hyper: str, value: str, group: Sequence[Curve], unit: str, by: str) -> list[Line]:
     held = [curve for curve in group if curve.held]
-    text = f"{label(hyper).capitalize()}{by}: the {reference} optimum ({tuned:.3g}) held on {held_of(group)}"
+    text = f"{label(hyper).capitalize()}{by}: {value} held on {held_of(group)}"
     drifts = [abs(curve.drift or 0.0) for curve in held if curve.status == "held"]
     facts = [f"drift at most {max(drifts):.2f} octaves"] if drifts else []
     facts += [f"regret at most {max(curve.regret or 0.0 for curve in held):.4f} {unit}"] if held else []
