@@ -102,6 +102,19 @@ def test_stray_and_later_checkpoints_do_not_count(tmp_path: Path) -> None:
     assert load_run(tmp_path)[2] == 12
 
 
+def test_a_resume_that_starts_over_says_so(tmp_path: Path) -> None:
+    result, warnings = go(tmp_path, resume=True)
+    assert result is not None
+    assert result.status == "finished"
+    assert warnings == [f"nothing to resume in {tmp_path}: starting at step 1"]
+    shutil.rmtree(tmp_path / "checkpoints")
+    again, warnings = go(tmp_path, resume=True)
+    assert again == result
+    (said,) = warnings
+    assert said.endswith("step 1; it holds config.json and metrics.jsonl of an earlier run, but no checkpoint")
+    assert go(tmp_path, resume=True)[1] == []
+
+
 def test_damage_within_a_run_is_seen_when_the_next_is_written(tmp_path: Path) -> None:
     def hurt(line: dict[str, object]) -> None:
         if line["step"] == 6:

@@ -111,6 +111,10 @@ def _train(
         trainer = Trainer(config, device or pick_device(config.device), ranks=ranks)
         trainer.task.check_holds(config.budget)
         start = checkpoint.load_newest(run, config, trainer.model, trainer.optimizer, warn, ranks)
+        if resume and not start and ranks.first:
+            left = " and ".join(name for name in ("config.json", "metrics.jsonl") if (run / name).exists())
+            but = f"; it holds {left} of an earlier run, but no checkpoint" if left else ""
+            warn(f"nothing to resume in {run}: starting at step 1{but}")
         trainer.start()
         with _signals() as stopped:
             if not ranks.first:
