@@ -101,6 +101,27 @@ def test_failed_runs_end_in_an_error_and_run_again_when_asked(tmp_path: Path) ->
     assert mended.returncode == 0, mended.stderr
 
 
+def test_a_dry_run_counts_what_is_left_and_checks_what_it_was_given(tmp_path: Path) -> None:
+    changes = ", ".join(f'"{change}"' for change in TINY)
+    for name, values in (("one", "1e-3"), ("two", "1e-3, 2e-3")):
+        text = f'recipe = "lm_tiny"\noverrides = [{changes}]\n[scan]\nlr = [{values}]\n[targets]\n'
+        (tmp_path / f"{name}.toml").write_text(text)
+    assert mue("sweep", "one.toml", "--executor", "here", "--out", "run", cwd=tmp_path).returncode == 0
+    plain = mue("sweep", "two.toml", "--out", "new", "--dry-run", cwd=tmp_path)
+    assert "are done" not in plain.stdout
+    assert not (tmp_path / "new").exists()
+    for place in (("--out", "run"), ("--out", "new", "--known", "run")):
+        told = mue("sweep", "two.toml", *place, "--dry-run", cwd=tmp_path).stdout
+        assert "1 of 2 runs are done: 1 left" in told
+    done = mue("sweep", "one.toml", "--out", "run", "--dry-run", cwd=tmp_path).stdout
+    assert done.endswith("1 of 1 runs are done: 0 left\n")
+    for words, said in ((("--known", "nosuch"), "nosuch: no such folder"), (("--executor", "foo"), "executor = 'foo'")):
+        for command in (("sweep", "two.toml"), ("tune", "lm")):
+            refused = mue(*command, *words, "--dry-run", cwd=tmp_path)
+            assert refused.returncode == 2
+            assert said in refused.stderr
+
+
 def test_bench_sweep(tmp_path: Path) -> None:
     changes = settings("shape.width=16", "shape.depth=1", "shape.head_dim=8", "task.sequence=16")
     done = mue(

@@ -133,14 +133,14 @@ def sweep_command(
     )
     folder = out or request.folder
     if dry_run:
-        _describe(request.sweep(), replicas)
+        _describe(
+            request.sweep(), _launch(executor, workers, address, replicas, known, trust_known), folder, retry_failed
+        )
         return
     asked = {**request.to_dict(), "version": __version__}
     if not _already_done(folder, asked, retry_failed):
         sweep = request.sweep()  # what cannot be swept is refused before torch is loaded
-        from complete_mue.lab.sweep.launch import Launch
-
-        launch = Launch(executor, workers, address, replicas, known or (), trust_known)
+        launch = _launch(executor, workers, address, replicas, known, trust_known)
         points = _run(launch, sweep, folder, request=asked, retry_failed=retry_failed)
         if len(Ledger(folder).failures(points)) < len(points):
             _report(folder)
@@ -191,17 +191,17 @@ def tune_command(
     }  # fmt: skip
     scans = first_scans(base, **options)  # what cannot be scanned is refused before torch is loaded
     if dry_run:
+        launch = _launch(executor or "processes", workers, address, replicas, known, trust_known)
         for sweep in scans:
-            _describe(sweep, replicas)
+            _describe(sweep, launch)
         print_text(
             "Each scan starts from what the ones before it found. It is widened if its best value is at an edge."
         )
         return
-    from complete_mue.lab.sweep.launch import Launch
     from complete_mue.lab.train.trainer import pick_device
 
     executor = executor or ("here" if pick_device(base.device).type == "cuda" and not workers else "processes")
-    launch = Launch(executor, workers, address, replicas, known or (), trust_known)
+    launch = _launch(executor, workers, address, replicas, known, trust_known)
     _, found = tune(base, folder, partial(run_whole, launch), **options)
     for tuned in found:
         print(tuned.says)
@@ -222,6 +222,16 @@ def _reach(span: int | None, octaves: str | None) -> int | tuple[float, float] |
     if span is not None or not -20 <= found[0] < found[1] <= 20:
         raise RunError(f"--octaves {octaves}: give LOW:HIGH, such as -2.5:0.5, and no --span beside it")
     return found
+
+
+def _launch(
+    executor: str, workers: int | None, address: str | None, replicas: int | None, known: list[Path] | None, trust: bool
+) -> Launch:
+    from complete_mue.lab.sweep.launch import Launch
+
+    launch = Launch(executor, workers, address, replicas, known or (), trust)
+    launch.check()
+    return launch
 
 
 def _run(launch: Launch, sweep: Sweep, folder: Path, **options: Any) -> list[str]:
@@ -250,12 +260,13 @@ def _already_done(folder: Path, request: dict[str, Any], retry_failed: bool) -> 
     return points is not None
 
 
-def _describe(sweep: Sweep, replicas: int | None) -> None:
+def _describe(sweep: Sweep, launch: Launch, folder: Path | None = None, retry_failed: bool = False) -> None:
+    """What would run; of what ``folder`` and known sweeps hold, nothing."""
     from complete_mue.lab.sweep.cost import FITTED, sweep_seconds
-    from complete_mue.lab.sweep.grid import fusible
+    from complete_mue.lab.sweep.grid import fusible, pinned_sweep
     from complete_mue.lab.train.gpus import GPUS
 
-    points = sweep.points
+    points, left = sweep.points, list(sweep.points)
     tokens = sum(point.config.budget.tokens for point in points)
     shapes = len(list(fusible(points)))
     several = "s" if shapes > 1 else ""
@@ -269,9 +280,15 @@ def _describe(sweep: Sweep, replicas: int | None) -> None:
         )
     for scan in sweep.scans:
         print_text(f"  {scan.hyper}: {', '.join(f'{value:.4g}' for value in scan.values)}")
+    if folder is not None:
+        left = launch.left(pinned_sweep(sweep), folder, retry_failed)
+    if len(left) < len(points):
+        print_text(f"  {len(points) - len(left)} of {len(points)} runs are done: {len(left)} left")
+    if not left:
+        return
     here = _gpu()
     gpu = f"this {here}" if any(name in here for name in GPUS) else f"one NVIDIA {FITTED}"
-    print_text(f"  about {math.ceil(sweep_seconds(points, gpu, replicas) / 60)} min on {gpu}")
+    print_text(f"  about {math.ceil(sweep_seconds(left, gpu, launch.replicas) / 60)} min on {gpu}")
 
 
 def _gpu() -> str:

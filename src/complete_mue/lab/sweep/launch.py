@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from complete_mue.errors import RunError, one_of
-from complete_mue.lab.records import Ledger
+from complete_mue.lab.records import Ledger, StoredSweep, find_sweeps, read_sweep
 from complete_mue.lab.records.store import SWEEP_FILE
 from complete_mue.lab.sweep.cost import saturating, vocabulary
 from complete_mue.lab.sweep.executor import Executor, Here, Processes, Worker, start_worker
-from complete_mue.lab.sweep.grid import Sweep, fusible, pinned_sweep
+from complete_mue.lab.sweep.grid import Sweep, SweepPoint, fusible, pinned_sweep
 from complete_mue.lab.sweep.ray_cluster import RayCluster
 from complete_mue.lab.train.config import RunConfig
 
@@ -49,7 +49,7 @@ class Launch:
         request: dict[str, Any] | None = None, retry_failed: bool = False,
     ) -> list[str]:  # fmt: skip
         """Train what ``folder`` has no record of; the ids of all points, failed ones too."""
-        self._check()
+        self.check()
         sweep = pinned_sweep(sweep)
         config = sweep.reference.config
         with ExitStack() as stack:
@@ -74,27 +74,43 @@ class Launch:
         """Workers to start at once: one per group of open points, and no more than a GPU or the cores take."""
         if self.executor != "processes":
             return 0
-        points = sweep.points
-        if (folder / SWEEP_FILE).exists():
-            left = set(Ledger(folder).open_points([point.id for point in points], retry_failed=retry_failed))
-            points = tuple(point for point in points if point.id in left)
-        shapes = fusible(points)
+        shapes = fusible(self.left(sweep, folder, retry_failed))
         groups = sum(-(-len(alike) // (self.replicas or len(alike))) for alike in shapes)
         return min(groups, self.workers or _ON_GPU, cores())
 
+    def left(self, sweep: Sweep, folder: Path, retry_failed: bool) -> list[SweepPoint]:
+        """The points that neither ``folder`` nor a known sweep has a result of."""
+        points = list(sweep.points)
+        if (folder / SWEEP_FILE).exists():
+            left = set(Ledger(folder).open_points([point.id for point in points], retry_failed=retry_failed))
+            points = [point for point in points if point.id in left]
+        others = self._others()
+        return [point for point in points if not any(self._holds(other, point) for other in others)]
+
+    def _others(self) -> list[StoredSweep]:
+        return [read_sweep(place) for given in self.known for place in find_sweeps(given)]
+
+    def _holds(self, other: StoredSweep, point: SweepPoint) -> bool:
+        ids = [point.id] if point.config.task.data else []
+        ids += [point.config.unpinned.fingerprint] if self.trust_known else []
+        found = (other.outcome(name) for name in ids)
+        return any(outcome is not None and outcome.status != "failed" for outcome in found)
+
     def pick_executor(self, ahead: Sequence[Worker] = (), *, gpu: bool) -> Executor:
         """The executor of this name; ``ahead`` are workers that run already."""
-        self._check()
+        self.check()
         if self.executor == "ray":
             return RayCluster(self.address, gpu=gpu)
         if self.executor == "here":
             return Here()
         return Processes(self.workers or (_ON_GPU if gpu else cores()), ahead)
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Refuse what cannot be started."""
         one_of("executor", self.executor, EXECUTORS, RunError)
         if self.address and self.executor != "ray":
             raise RunError(f"--address {self.address!r} without --executor ray: an address is a Ray cluster's")
+        self._others()
 
 
 def as_typed(words: Sequence[str]) -> str:
