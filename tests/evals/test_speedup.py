@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 from complete_mue.errors import RunError
-from complete_mue.lab.evals.speedup import compare
+from complete_mue.lab.evals.speedup import compare, to_text
 from complete_mue.lab.recipes import recipe
 from complete_mue.lab.train.config import override
 from in_process import mue
@@ -43,6 +43,20 @@ def test_a_known_ratio_is_recovered(tmp_path: Path) -> None:
     assert max(found["reference_steps"]) <= 3200
     assert ElementTree.parse(tmp_path / "out/speedup.svg").getroot().tag.endswith("svg")
     assert compare(moe, dense).median == pytest.approx(1 / 2.5, rel=0.01)
+    for name in ("speedup.json", "speedup.svg", "speedup-loss.svg"):
+        assert (tmp_path / "out" / name).exists()
+        assert str(tmp_path / "out" / name) in done.stdout
+
+
+def test_a_slower_run_and_another_batch_in_words(tmp_path: Path) -> None:
+    small = write_run(tmp_path / "small", "dense", 2.5, "budget.batch_tokens=1024")
+    found = compare(small, write_run(tmp_path / "large", "16e4a", 1.0, "budget.batch_tokens=2048"))
+    first, second, *_ = to_text(found).splitlines()
+    assert f"takes {1 / found.median:.2f}x the steps to the same loss" in first
+    assert second == f"a step of lm_tiny-16e4a has 2x the tokens: it takes {2 / found.median:.2f}x the tokens"
+    first, second, *_ = to_text(compare(tmp_path / "large", tmp_path / "small")).splitlines()
+    assert "x fewer steps" in first
+    assert second.startswith("a step of lm_tiny-dense has 0.5x the tokens: it takes 5.")
 
 
 def test_runs_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:

@@ -229,7 +229,7 @@ def speedup_command(
     folder = out or target
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "speedup.json", to_dict(found))
-    picture = draw(found, folder / "speedup.svg")
+    ratio, loss = draw(found, folder / "speedup.svg")
     print(jsonlib.dumps(to_dict(found), indent=2) if json else to_text(found))
     if not json:
-        print(f"wrote {folder / 'speedup.json'} and {picture}")
+        print(f"wrote {folder / 'speedup.json'}, {ratio} and {loss}")

@@ -88,13 +88,13 @@ def to_text(found: Comparison) -> str:
     """The median, and the ratio at a few losses."""
     curve = found.curve
     lines = [
-        f"{found.target} over {found.reference}: {found.median:.2f}x fewer steps to the same loss (median), "
-        f"{found.final:.2f}x at the end"
+        f"{found.target} over {found.reference}: takes {_takes(found.median, 'steps')} to the same loss (median), "
+        f"{_takes(found.final, 'steps')} at the end"
     ]
     if found.batch_ratio != 1:
         lines.append(
-            f"a step of the first has {found.batch_ratio:g}x the tokens: "
-            f"{found.median / found.batch_ratio:.2f}x fewer tokens"
+            f"a step of {found.target} has {found.batch_ratio:g}x the tokens: it takes "
+            f"{_takes(found.median / found.batch_ratio, 'tokens')}"
         )
     lines.append(f"{'loss':>8}  {'steps, reference':>16}  {'steps, target':>13}  {'ratio':>6}")
     last = len(curve.loss) - 1
@@ -106,7 +106,11 @@ def to_text(found: Comparison) -> str:
     return "\n".join(lines)
 
 
-def draw(found: Comparison, path: Path) -> Path:
+def _takes(speedup: float, what: str) -> str:
+    return f"{speedup:.2f}x fewer {what}" if speedup >= 1 else f"{1 / speedup:.2f}x the {what}"
+
+
+def draw(found: Comparison, path: Path) -> tuple[Path, Path]:
     """The ratio along the reference's steps as SVG, and beside it loss against steps."""
     curve = found.curve
     runs = ((found.reference, curve.reference_steps), (found.target, curve.target_steps))
@@ -116,9 +120,9 @@ def draw(found: Comparison, path: Path) -> Path:
     )
     panel = Panel("", linear_axis("steps", [*curve.reference_steps, *curve.target_steps]), losses)
     title, axis = "Loss, stable phase", linear_axis("smoothed loss", curve.loss)
-    write_svg(Picture("loss", title, "", axis, (panel,)), path.with_stem(f"{path.stem}-loss"))
+    loss = write_svg(Picture("loss", title, "", axis, (panel,)), path.with_stem(f"{path.stem}-loss"))
     taken = zip(curve.reference_steps, curve.ratio, strict=True)
     line = Drawn(found.target, 1, tuple(Dot(step, ratio, f"{ratio:.2f}x") for step, ratio in taken), markers=False)
     panel = Panel("", linear_axis(f"steps of {found.reference}", curve.reference_steps), (line,))
     title, axis = "Speedup to the same loss, stable phase", linear_axis("speedup", [1.0, *curve.ratio])
-    return write_svg(Picture("speedup", title, "", axis, (panel,), level=1.0), path)
+    return write_svg(Picture("speedup", title, "", axis, (panel,), level=1.0), path), loss
