@@ -208,6 +208,7 @@ REFUSED = (
     ("train", "lm_tiny", "--resume", "--restart"),
     ("train", "--resume"),
     ("sample", "tests"),
+    ("sample", "tests", "--guidance", "nan"),
     ("export", "tests", "--hf", "unused"),
     ("eval", "tests", "--held-out"),
     ("eval", "tests", "--requests", "none"),

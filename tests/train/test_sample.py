@@ -43,6 +43,13 @@ def test_sample(recipe: str, tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"GIF8" if video else b"\x89PNG")
 
 
+@pytest.mark.parametrize("words", ["--guidance nan", "--guidance inf", "--temperature inf", "--temperature nan"])
+def test_numbers_that_are_not_finite_are_refused(words: str, tmp_path: Path) -> None:
+    done = in_process.mue("sample", "none", *words.split(), cwd=tmp_path)
+    assert done.returncode == 2
+    assert words.split()[0] in done.stderr
+
+
 def frames_of() -> list[np.ndarray]:
     clips = torch.linspace(-1, 1, 5).view(1, 1, 5, 1, 1).expand(3, 3, 5, 8, 8)
     return grid(clips)

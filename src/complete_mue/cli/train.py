@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -172,6 +173,9 @@ def sample_command(
 
     Example:  mue sample runs/lm_tiny-dense --prompt "def main(" --count 200
     """
+    for option, value in (("--temperature", temperature), ("--guidance", guidance)):
+        if not math.isfinite(value):
+            raise RunError(f"{option} {value}: give a finite number")
     need_torch("mue sample")
     need_run(run)
     from complete_mue.lab.train.sample import draw_pictures, load_run, write_text
