@@ -160,6 +160,16 @@ def test_a_page_without_room_is_refused(runs: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "transfer").exists()
 
 
+@pytest.mark.parametrize("name", ["transfer", "transfer.txt"])
+def test_a_page_is_a_markdown_file(runs: Path, tmp_path: Path, name: str) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    words = ["report", str(runs), "--page", str(tmp_path / name), "--pack", str(tmp_path / "packed")]
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, FileError)
+    assert "ends in .md" in str(result.exception)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_a_name_cannot_become_markup(sweep_folder: Write, tmp_path: Path) -> None:
     folder = sweep_folder(title="<script>[x](y) `z`", drifts={"8e2a": 0.1})
     write_page(folder, "--page", tmp_path / "page.md")

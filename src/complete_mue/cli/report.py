@@ -57,6 +57,8 @@ def report_command(
 
     terminal, notes = console(), console(stderr=True)
     instead = pack is not None or page is not None
+    if page is not None and page.suffix != ".md":
+        raise FileError(f"--page {page}: give a name that ends in .md")
     if out is None and open_ and instead:
         raise FileError("--open shows report.html: say where to write it with --out")
     if out is None and not instead and (len(places) > 1 or places[0].is_file()):
