@@ -84,6 +84,21 @@ def test_loads_that_cannot_be_read(root: Path, tmp_path: Path) -> None:
     assert run("plan", *FILES, "--load", tmp_path / "load", "--explain", cwd=root).returncode == 2
 
 
+def test_options_that_would_be_ignored_are_refused(root: Path, tmp_path: Path) -> None:
+    for words, said in (
+        (("plan", *FILES, "--json", "--format", "csv"), "--json and --format csv: give one"),
+        (("plan", *FILES, "--export", "hf", "--explain"), "--export and --explain"),
+        (("plan", *FILES, "--export", "hf", "--role", "router"), "--export and --explain"),
+        (("eval", tmp_path, "--held-out", "--tasks", "copa", "--limit", 1), "leave out --tasks, --limit"),
+        (("eval", "hf:X", "--held-out"), "only our runs"),
+        (("cluster", "lm_large", "--link", "-1"), "--link = -1.0: give a finite number above 0"),
+    ):
+        done = run(*words, cwd=root)
+        assert done.returncode == 2
+        assert said in done.stderr
+    assert run("plan", *FILES, "--json", "--format", "json", cwd=root).returncode == 0
+
+
 def test_layout(root: Path) -> None:
     arguments = ("layout", "128e8a4g1s", "--width", "1024", "--expert-width", "512", "--depth", "32")
     facts = json.loads(run(*arguments, "--dense-layers", "2", "--json", cwd=root).stdout)
@@ -211,6 +226,8 @@ REFUSED = (
     ("sample", "tests", "--guidance", "nan"),
     ("export", "tests", "--hf", "unused"),
     ("eval", "tests", "--held-out"),
+    ("eval", "tests", "--held-out", "--tasks", "copa"),
+    ("eval", "hf:tests", "--held-out"),
     ("eval", "tests", "--requests", "none"),
     ("eval", "hf:tests", "--requests", "none"),
     ("sweep", "nope"),
@@ -231,6 +248,7 @@ REFUSED = (
     ("bench", "moe", "--resume"),
     ("cluster", "nope"),
     ("cluster", "lm_large", "--gpus", "x"),
+    ("cluster", "lm_large", "--link", "-1"),
     ("data", "show", "tests"),
     ("data", "prepare", "none.txt", "--out", "unused"),
 )

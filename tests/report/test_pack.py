@@ -13,6 +13,7 @@ from complete_mue.cli import app
 from complete_mue.errors import FileError, RunError
 from complete_mue.lab.records.pack import pack_sweeps, portable
 from complete_mue.lab.report import find_sweeps, summarize
+from in_process import mue
 
 Write = Callable[..., Path]
 TWO = {"8e2a": 0.1, "16e4a": -0.2}
@@ -155,3 +156,11 @@ def test_commands_name_no_folder_of_the_machine() -> None:
     given = "mue sweep activated --reference /home/me/x/reference.toml --set task.source=/data/text --out runs/a"
     assert portable(given) == "mue sweep activated --reference reference.toml --set task.source=text --out runs/a"
     assert portable("mue sweep grid/mine.toml && mue sweep '/a/b c/d.toml'").startswith("mue sweep grid/mine.toml && ")
+
+
+@pytest.mark.parametrize("more", [(), ("--out", "report")])
+def test_an_empty_file_is_called_that(tmp_path: Path, more: tuple[str, ...]) -> None:
+    (tmp_path / "empty.toml").touch()
+    done = mue("report", "empty.toml", *more, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "empty.toml: an empty file" in done.stderr

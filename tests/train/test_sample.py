@@ -35,6 +35,9 @@ def test_sample(recipe: str, tmp_path: Path) -> None:
         text = mue("sample", str(tmp_path), "--prompt", "def ")
         assert text.startswith("def ")
         assert text == mue("sample", str(tmp_path), "--prompt", "def ")
+        refused = in_process.mue("sample", str(tmp_path), "--out", "x.png", cwd=tmp_path)
+        assert refused.returncode == 2
+        assert "writes text, on stdout: leave out --out" in refused.stderr
         return
     out = mue("sample", str(tmp_path), "--count", "4", "--steps", "2")
     video = "sprites" in RUNS[recipe][0]

@@ -13,6 +13,8 @@ from complete_mue.errors import MueError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from complete_mue.lab.train.config import RunConfig
+
 app = typer.Typer(
     name="mue",
     add_completion=False,
@@ -45,11 +47,11 @@ def need_torch(command: str) -> None:
         raise MueError(f"{command} needs torch: install it with `pip install 'complete-mue[torch]'`")
 
 
-def need_run(folder: Path) -> None:
-    """Refuse what is no run's directory before torch is loaded."""
+def need_run(folder: Path) -> RunConfig:
+    """The run's config; what is no run's directory is refused before torch is loaded."""
     from complete_mue.lab.train.config import read_config
 
-    read_config(folder / "config.json")
+    return read_config(folder / "config.json")
 
 
 def warn(text: str) -> None:

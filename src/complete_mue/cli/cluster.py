@@ -9,6 +9,7 @@ import typer
 
 from complete_mue.cli.app import app, console, need_torch
 from complete_mue.errors import MueError, RunError
+from complete_mue.layout.numbers import real
 
 
 @app.command("cluster")
@@ -40,6 +41,8 @@ def cluster_command(
     from complete_mue.lab.recipes import recipe as named
     from complete_mue.lab.train.config import override
 
+    for option, speed in (("--link", link), ("--network", network)):
+        real(option, speed)
     config, numbers = override(named(recipe), *(overrides or [])), _numbers(gpus)
     from complete_mue.lab.train.estimate import Machine, estimate, meta_task
 

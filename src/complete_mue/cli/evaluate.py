@@ -68,6 +68,17 @@ def eval_command(
       mue eval --data evals --answers answers.jsonl.xz --out results
     """
     need_torch("mue eval")
+    if held_out:
+        others = {
+            "--data": data, "--tasks": tasks, "--limit": limit, "--requests-out": requests_out, "--requests": requests,
+            "--answers": answers,
+        }  # fmt: skip
+        if beside := [option for option, value in others.items() if value is not None]:
+            raise RunError(f"--held-out takes the run's own text: leave out {', '.join(beside)}")
+        if checkpoint is not None and checkpoint.startswith(STOCK):
+            raise RunError(
+                f"{checkpoint} with --held-out: only our runs know their held-out text; give a run's directory"
+            )
     names = None if tasks is None else tasks.split(",")
 
     def opened(run: Path) -> tuple[Any, dict[str, str]]:

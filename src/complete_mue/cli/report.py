@@ -51,7 +51,7 @@ def report_command(
 
     Example:  mue report runs/activated
     """
-    from complete_mue.lab.records import find_sweeps
+    from complete_mue.lab.records import find_sweeps, read_sweep
     from complete_mue.lab.report.html_page import report_dict
     from complete_mue.lab.report.summary import summarize
 
@@ -62,6 +62,9 @@ def report_command(
     if out is None and open_ and instead:
         raise FileError("--open shows report.html: say where to write it with --out")
     if out is None and not instead and (len(places) > 1 or places[0].is_file()):
+        for place in places:
+            if place.is_file():
+                read_sweep(place)  # says what it is, if it is no packed sweep
         what = f"{len(places)} folders" if len(places) > 1 else f"{places[0]} is a packed sweep"
         raise FileError(f"{what}: say where to write the report with --out")
     found = list(dict.fromkeys(sweep for place in places for sweep in find_sweeps(place)))

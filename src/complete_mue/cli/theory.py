@@ -99,6 +99,10 @@ def plan_command(
         raise TransferError("--load goes with the table, Markdown and JSON: leave it out, or the other options")
     if (json or format is not Format.table) and (explain or role is not None or export is not None):
         raise TransferError("--explain, --role and --export print text of their own: leave out --format and --json")
+    if json and format not in (Format.table, Format.json):
+        raise TransferError(f"--json and --format {format.value}: give one of them")
+    if export is not None and (explain or role is not None):
+        raise TransferError("--export and --explain print different texts: leave out one (--role goes with --explain)")
     tuned = read_reference(reference)
     shape, budget = target_of(target, tuned.budget, batch_tokens, steps)
     chosen = Rules(rules, eps.value, weight_decay.value, forward_factor)

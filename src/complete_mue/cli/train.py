@@ -177,11 +177,14 @@ def sample_command(
         if not math.isfinite(value):
             raise RunError(f"{option} {value}: give a finite number")
     need_torch("mue sample")
-    need_run(run)
+    text = type(need_run(run).task).__name__ == "TextTask"
+    pictures = {"--out": out, "--autoencoder": autoencoder, "--text-encoder": text_encoder}
+    if text and (given := [option for option, value in pictures.items() if value is not None]):
+        raise RunError(f"{run} writes text, on stdout: leave out {', '.join(given)}")
     from complete_mue.lab.train.sample import draw_pictures, load_run, write_text
 
     config, model, _ = load_run(run, warn)
-    if type(config.task).__name__ == "TextTask":
+    if text:
         print(write_text(config, model, prompt or "\n", count or 200, temperature, seed))
         return
     path = draw_pictures(

@@ -133,9 +133,9 @@ def _begins_packed(path: Path) -> bool:
 
 def _unpacked(path: Path) -> StoredSweep:
     if not _begins_packed(path):
+        what = "an empty file" if path.is_file() and not path.stat().st_size else "not a packed sweep"
         raise FileError(
-            f"{path}: not a packed sweep; give the folder that `mue sweep` wrote, or a file that "
-            "`mue report FOLDER --pack` wrote"
+            f"{path}: {what}; give the folder that `mue sweep` wrote, or a file that `mue report FOLDER --pack` wrote"
         )
     try:
         texts = read_bytes(path, "give a packed sweep").decode("utf-8").splitlines()
