@@ -101,7 +101,7 @@ def test_parquet(tmp_path: Path, texts: list[str]) -> None:
     parquet.write_table(arrow.table({"text": texts, "n": range(200)}), tmp_path / "a.parquet", row_group_size=64)
     quiet(tmp_path / "a.parquet", tmp_path / "out")
     assert read_back(tmp_path / "out") == texts
-    with pytest.raises(FileError, match=r"'txt' .*'text'.* text, n"):
+    with pytest.raises(FileError, match=r"'txt' .*'text'.* text, n: give one as the text key"):
         quiet(tmp_path / "a.parquet", tmp_path / "other", text_key="txt")
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 not really PAR1")
     with pytest.raises(FileError, match=r"bad\.parquet: .*Parquet"):
@@ -465,8 +465,8 @@ def test_strange_files_are_not_written_among(tmp_path: Path) -> None:
         ("a.json", b"[]", {}, r"write one JSON object per line \(\.jsonl\)"),
         ("a.tar.gz", b"", {}, r"a \.tar file is no text; unpack or convert it first"),
         ("a.txt", b"text", {"separator": ""}, "separator"),
-        ("a.txt", b"text", {"held_out": 1.0}, "held_out = 1.0: give a fraction"),
-        ("a.txt", b"text", {"held_out": "x"}, "held_out = 'x': give a fraction"),
+        ("a.txt", b"text", {"held_out": 1.0}, "held-out fraction = 1.0: give one"),
+        ("a.txt", b"text", {"held_out": "x"}, "held-out fraction = 'x': give one"),
         ("a.txt", b"text", {"shard_tokens": 0}, "shard_tokens = 0"),
         ("a.txt", b"text", {"workers": 0}, "workers = 0"),
         ("a.txt", b"text", {"tokenizer": "nowhere/tokenizer.json"}, "No such file"),

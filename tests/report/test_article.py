@@ -15,6 +15,7 @@ from complete_mue.lab.report import summarize
 from complete_mue.lab.report.across_sweeps import overview_lines, tallies, worst_drift, worst_regret
 from complete_mue.lab.report.markdown_page import generated
 from complete_mue.lab.report.tables import drift, regret
+from in_process import mue
 
 Write = Callable[..., Path]
 SP = {"8e2a": 1.0, "16e4a": 2.0, "64e16a": 2.8}
@@ -158,6 +159,12 @@ def test_a_page_without_room_is_refused(runs: Path, tmp_path: Path) -> None:
     assert "<!-- generated: transfer -->" in str(result.exception)
     assert page.read_text() == "# Mine\n"
     assert not (tmp_path / "transfer").exists()
+
+
+def test_one_picture_is_no_pictures(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("complete_mue.lab.report.markdown_page.write_article", lambda found, page: [page, page])
+    done = mue("report", "runs/b", "--page", "page.md", cwd=tmp_path)
+    assert "wrote page.md and 1 picture beside it" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["transfer", "transfer.txt"])

@@ -61,7 +61,7 @@ def test_tune_then_sweep_then_report(tmp_path: Path) -> None:
         (("sweep", "capacity", "--scale", "huge"), "give one of tiny, small, medium, paper"),
         (("sweep", "capacity", "--executor", "cloud"), "give one of processes, here, ray"),
         (("sweep", "capacity", "--rules", "mupp"), "did you mean 'mup'"),
-        (("sweep", "missing.toml"), "missing.toml: No such file"),
+        (("sweep", "missing.toml"), "missing.toml: no such file; give a TOML file with a grid"),
         (("sweep", "mine.toml", "--span", "2"), "[scan]"),
         (("sweep", "capacity", "--address", "ray://x"), "without --executor ray"),
         (("sweep", "capacity", "--set", "budget.steps=99999"), "the data holds"),
@@ -83,6 +83,19 @@ def test_what_a_reference_brings_is_not_changed_beside_it(tmp_path: Path, root: 
     done = mue("sweep", "capacity", "--reference", reference, "--set", "budget.steps=50", "--dry-run", cwd=tmp_path)
     assert done.returncode == 2
     assert "--set budget.steps=50" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("nosuch",), "large_batch, roles, FILE.toml"),
+        (("activated", "--reference", "nosuch.toml"), "no such file; give the path of a TOML file with [shape]"),
+    ],
+)
+def test_what_is_not_there_is_named_with_what_could_be(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    done = mue("sweep", *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
 
 
 def test_failed_runs_end_in_an_error_and_run_again_when_asked(tmp_path: Path) -> None:

@@ -174,6 +174,8 @@ def test_command_line_mistakes(server: Any, tmp_path: Path) -> None:
     assert taken.stderr.startswith(f"mue: error: cannot listen on 127.0.0.1, port {server.port}")
     (tmp_path / "file").write_text("")
     assert "folder of a sweep" in web(str(tmp_path / "file")).stderr
+    missing = web(str(tmp_path / "missing"), "--port", str(server.port))
+    assert missing.stderr.startswith(f"warning: {tmp_path / 'missing'}: no such folder")
 
 
 def test_the_page_offers_every_rule_set(server: Any) -> None:

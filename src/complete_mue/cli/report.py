@@ -85,7 +85,8 @@ def report_command(
 
         with notes.status("drawing"):
             written = write_article(list(zip(summaries, found, strict=True)), page)
-        notes.print(f"wrote {page} and {len(written) - 1} pictures beside it")
+        drawn = len(written) - 1
+        notes.print(f"wrote {page} and {drawn} picture{'' if drawn == 1 else 's'} beside it")
     folder = out or (None if instead else places[0])
     if folder is not None:
         _write(summaries, folder, notes)

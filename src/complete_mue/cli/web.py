@@ -8,15 +8,17 @@ from typing import Annotated
 
 import typer
 
-from complete_mue.cli.app import app
+from complete_mue.cli.app import app, warn
 from complete_mue.errors import FileError, MueError
+
+_DEFAULT = Path("runs")
 
 
 @app.command("web")
 def web_command(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="Sweeps to show: one sweep's folder, or a folder of several.")
-    ] = Path("runs"),
+    ] = _DEFAULT,
     host: Annotated[
         str, typer.Option(help="Address to listen on. The default is reachable from this machine only.")
     ] = "127.0.0.1",
@@ -38,6 +40,8 @@ def web_command(
         raise MueError(f"mue web needs {problem.name}: install it with `pip install 'complete-mue[web]'`") from None
     if folder.exists() and not folder.is_dir():
         raise FileError(f"{folder}: a file; give the folder of a sweep, or one with several sweeps in it")
+    if not folder.exists() and folder != _DEFAULT:
+        warn(f"{folder}: no such folder; its sweeps are shown once it is there")
 
     def listening(url: str) -> None:
         print(f"Planner at {url}  (Ctrl-C ends it)", flush=True)

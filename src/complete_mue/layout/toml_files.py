@@ -53,14 +53,14 @@ class Document:
         self._no_others("shape", "budget", "hyper", "tuned")
 
     @classmethod
-    def read(cls, path: Path) -> Document:
-        """The document in a file."""
+    def read(cls, path: Path, holds: str = "[shape] and [budget]") -> Document:
+        """The document in a file; where it is missing, what such a file ``holds`` is said."""
         try:
             if path.is_file() and path.stat().st_size > _LARGEST_FILE:
                 raise FileError(f"{path}: larger than {_LARGEST_FILE} bytes: give a reference or target file")
             text = path.read_bytes().decode("utf-8-sig")
         except FileNotFoundError:
-            raise FileError(f"{path}: no such file; give the path of a TOML file with [shape] and [budget]") from None
+            raise FileError(f"{path}: no such file; give the path of a TOML file with {holds}") from None
         except UnicodeDecodeError as problem:
             raise FileError(
                 f"{path}: not UTF-8 text ({problem.reason} at byte {problem.start}); save it as UTF-8"
@@ -213,7 +213,7 @@ def _feed_forward(shape: Mapping[str, Any]) -> FeedForward:
 
 def read_reference(path: str | Path) -> Reference:
     """The tuned reference in a TOML file."""
-    return Document.read(Path(path)).reference()
+    return Document.read(Path(path), "[shape], [budget] and [hyper]").reference()
 
 
 def read_target(path: str | Path) -> tuple[ModelShape, Budget]:

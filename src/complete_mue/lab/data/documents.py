@@ -110,7 +110,7 @@ def _lines(path: Path, text_key: str) -> Texts:
     """JSON lines: an object per line, its text under ``text_key``."""
     with unpacked(path) as (raw, file):
         for where, row in json_lines(file, path):
-            need_column(text_key, row, where, "text_key", "key")
+            need_column(text_key, row, where, "the text key", "key")
             yield raw.tell(), _utf8(row[text_key], where, text_key)
 
 
@@ -120,7 +120,7 @@ def _parquet(path: Path, text_key: str) -> Texts:
     size, row = path.stat().st_size, 0
     try:
         with parquet.ParquetFile(path) as file:
-            need_column(text_key, file.schema_arrow.names, str(path), "text_key")
+            need_column(text_key, file.schema_arrow.names, str(path), "the text key")
             for batch in file.iter_batches(batch_size=1024, columns=[text_key]):
                 for value in batch.column(0).to_pylist():
                     row += 1
@@ -131,7 +131,7 @@ def _parquet(path: Path, text_key: str) -> Texts:
 
 def _rows(dataset: Any, name: str, text_key: str) -> Texts:
     """Rows of a Hugging Face dataset."""
-    need_column(text_key, dataset.column_names, name, "text_key")
+    need_column(text_key, dataset.column_names, name, "the text key")
     row = 0
     for batch in dataset.select_columns([text_key]).iter(batch_size=1024):
         for value in batch[text_key]:
@@ -148,7 +148,7 @@ def need_column(name: str, known: Collection[str], where: str, option: str, what
 
 def _utf8(value: Any, where: str, text_key: str) -> bytes:
     if not isinstance(value, str):
-        raise FileError(f"{where}: {text_key!r} is {str(value)[:40]!r}, not a text; give the text's key as text_key")
+        raise FileError(f"{where}: {text_key!r} is {str(value)[:40]!r}, not a text; give another text key")
     try:
         text = value.encode("utf-8")
     except UnicodeEncodeError as problem:

@@ -69,7 +69,7 @@ def prepare(
     count("shard_tokens", shard_tokens)
     count("workers", workers)
     if isinstance(held_out, bool) or not isinstance(held_out, int | float) or not 0 <= held_out < 1:
-        raise ShapeError(f"held_out = {held_out!r}: give a fraction of the documents, from 0 to below 1")
+        raise ShapeError(f"held-out fraction = {held_out!r}: give one from 0 to below 1")
     chosen = load_tokenizer(tokenizer, end_of_text=end_of_text)
     readers = open_sources(sources, text_key=text_key, separator=separator)
     settings: dict[str, Any] = {
@@ -188,7 +188,7 @@ class _Run:
         held: int = max(1, round(progress.total * share))
         if held >= progress.total:
             raise ShapeError(
-                f"held_out = {share} of {progress.total} documents leaves none to train on; "
+                f"a held-out fraction of {share} of {progress.total} documents leaves none to train on; "
                 "give more documents (text files: a separator) or a smaller fraction"
             )
         return progress.total - held
@@ -209,7 +209,7 @@ def _halves(documents: Iterator[bytes], held_out: float) -> Iterator[bytes]:
         middle = int(len(text) * (1 - held_out))
         border = 1 + (text.find(b"\n", middle) if b"\n" in text[middle:-1] else text.rfind(b"\n", 0, middle))
         if not 0 < border < len(text):
-            raise ShapeError(f"held_out = {held_out} of one document without line breaks: give more text")
+            raise ShapeError(f"a held-out fraction of {held_out} of one document without line breaks: give more text")
         yield text[:border]
         yield text[border:]
 

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from complete_mue.errors import MueError, RunError
+from complete_mue.errors import FileError, MueError, RunError, one_of
 from complete_mue.lab.data.digest import identity_now
+from complete_mue.lab.paper_figures import FIGURES
 from complete_mue.lab.records import Ledger, read_sweep
 from complete_mue.lab.records.store import SWEEP_FILE
+from complete_mue.layout.toml_files import read_reference
 from complete_mue.rules import DEFAULT_RULES
 from complete_mue.storage import sha256
 
@@ -48,6 +50,14 @@ class SweepRequest:
             raise RunError(
                 f"{self.figure}: --target and --role are for `mue sweep roles`, which scans one role at a time"
             )
+        if not self.from_file:
+            one_of("figure", self.figure, (*FIGURES, "roles", "FILE.toml"), RunError)
+        elif not Path(self.figure).exists():
+            raise FileError(
+                f"{self.figure}: no such file; give a TOML file with a grid, or one of {', '.join(FIGURES)}"
+            )
+        if self.reference is not None:
+            read_reference(self.reference)  # says what is wrong with it
 
     @property
     def from_file(self) -> bool:
@@ -75,7 +85,6 @@ class SweepRequest:
         """All runs that answer it."""
         from complete_mue.lab.sweep.figures import base_config, figure
         from complete_mue.lab.sweep.sweep_toml import read_sweep_file
-        from complete_mue.layout.toml_files import read_reference
 
         tuned, overrides = read_reference(self.reference) if self.reference else None, self.overrides or ()
         if self.from_file:
