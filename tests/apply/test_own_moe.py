@@ -14,7 +14,7 @@ import complete_mue as mue  # noqa: E402
 from complete_mue.apply import probe  # noqa: E402
 from complete_mue.errors import BindError  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul")  # a CPU that is slow in bfloat16 says so
+pytestmark = [pytest.mark.draws, pytest.mark.filterwarnings("ignore:mkldnn_matmul")]  # slow CPUs say so in bfloat16
 
 WIDTH, EXPERTS, HIDDEN, VOCAB = 32, 8, 16, 48
 FUSED, SINGLE = "fused", "single"

@@ -8,7 +8,6 @@ as our own models do), it is of a family in ``families.FAMILIES`` (by ``config.m
 from __future__ import annotations
 
 import math
-import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -31,7 +30,7 @@ from complete_mue.apply.agree import (
 from complete_mue.apply.families import FAMILIES
 from complete_mue.apply.family import Family, plain_name
 from complete_mue.apply.head_scale import check_attention_scale, head_size
-from complete_mue.apply.observe import Declared
+from complete_mue.apply.observe import Declared, any_number
 from complete_mue.apply.probe import Seen, look
 from complete_mue.errors import BindError, nearest
 from complete_mue.layout import FeedForward, ModelShape, Role, RoutedGroup, TensorSpec
@@ -434,7 +433,7 @@ def _shape_of(
 
 def _repeats(specs: list[TensorSpec]) -> bool:
     """Whether two of the names differ in their numbers alone."""
-    return len({re.sub(r"\d+", "*", spec.name) for spec in specs}) < len(specs)
+    return len({any_number(spec.name) for spec in specs}) < len(specs)
 
 
 def _active(model: nn.Module, family: Family | None, layer: int, groups: int, seen: Seen) -> int:

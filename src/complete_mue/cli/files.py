@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from complete_mue.cli.app import app, need_torch, print_text
+from complete_mue.cli.app import app, need_torch, print_text, warn
 from complete_mue.errors import FileError
 from complete_mue.layout import Budget, FeedForward, ModelShape, read_target
 from complete_mue.layout.hf_config import READABLE, departs, find_config, read_config, shape_of_config
@@ -35,7 +34,7 @@ def shape_in(config: Path) -> ModelShape:
     """The shape in a config.json; of a family that its fields alone do not tell, that of the model on no device."""
     data = read_config(config)
     if other := departs(data):
-        print(f"warning: {config}: {other}", file=sys.stderr)
+        warn(f"{config}: {other}")
     if data["model_type"] in READABLE:
         return shape_of_config(config, data)
     need_torch(f"reading a config of family {data['model_type']!r}")
