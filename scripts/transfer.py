@@ -64,9 +64,12 @@ DEAR = {"lm": ("width", "large_batch"), "dit": ("activated", "capacity", "width"
 COARSE = ("--per-octave", "1")  # recorded in whole octaves
 HALF = ("--octaves=-1.5:1", "--per-octave", "2")  # where the optimum is sought, and not only that it is near
 HALVES = {
-    "lm": ("duration", "shared_instead", "ffn_width_moe", "batch_steps_moe", "batch_tokens_moe", "depth", "softmax"),
+    "lm": (
+        "duration", "duration_moe", "shared_instead", "ffn_width_moe", "batch_steps_moe", "batch_tokens_moe", "depth",
+        "softmax",
+    ),
     "dit": ("granularity", "shared", "grouped", "init_std", "ffn_width_moe", "batch_steps", "batch_tokens", "depth"),
-}
+}  # fmt: skip
 OWN = {
     # Scores of 64 experts that add up to one are small, and so must be the steps of the bias that balances them.
     "softmax": (*LR, "--set", "router.score=softmax", "--set", "bias_rate=0.001"),

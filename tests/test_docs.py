@@ -158,23 +158,29 @@ def test_train_table_equals_the_records() -> None:
 
 
 def test_pair_table_equals_the_records() -> None:
-    folder = ROOT / "docs/results/pair"
-    dense, moe, answers, speedup = (
-        json.loads((folder / name).read_text(encoding="utf-8"))
-        for name in ("dense/held_out.json", "moe/held_out.json", "dense/eval.json", "speedup.json")
-    )
+    def read(name: str) -> Any:
+        path = ROOT / "docs/results/pair" / name
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+    models = [f"{width}/{name}" for width in ("width-256", "width-512") for name in ("dense", "moe")]
+    held = [read(f"{model}/held_out.json") for model in models]
+    answers = [read(f"{model}/eval.json") for model in models]
     loss, bits, *scores, average = table("results/pair.md", "pair")
-    assert loss[1:3] == [f"{record['loss']:.3f}" for record in (dense, moe)]
-    assert bits[1:3] == [f"{record['bits_per_byte']:.3f}" for record in (dense, moe)]
-    assert average[1:] == [f"{100 * answers['average']:.1f}", "–", f"{100 * answers['average_chance']:.1f}"]
-    for (title, score, _, chance), (name, task) in zip(scores, answers["tasks"].items(), strict=True):
+    assert loss[1:5] == [f"{record['loss']:.3f}" for record in held]
+    assert bits[1:5] == [f"{record['bits_per_byte']:.3f}" for record in held]
+    assert average[1:5] == [f"{100 * record['average']:.1f}" if record else "–" for record in answers]
+    assert average[5] == f"{100 * answers[0]['average_chance']:.1f}"
+    for (title, *given, chance), name in zip(scores, answers[0]["tasks"], strict=True):
+        tasks = [record and record["tasks"][name] for record in answers]
         assert title == TASKS[name].title
-        assert score == f"{100 * task['score']:.1f} ± {100 * task['error']:.1f}"
-        assert chance == f"{100 * task['chance']:.0f}"
+        assert given == [f"{100 * t['score']:.1f} ± {100 * t['error']:.1f}" if t else "–" for t in tasks]
+        assert chance == f"{100 * tasks[0]['chance']:.0f}"
     page = " ".join((ROOT / "docs/results/pair.md").read_text(encoding="utf-8").split())
-    assert f"ends {dense['loss'] - moe['loss']:.3f} nats ahead" in page
-    assert f"The median is {speedup['median']:.2f}x." in page
-    assert f"takes the dense model {speedup['final']:.2f}x the steps" in page
+    narrow, wide = held[0]["loss"] - held[1]["loss"], held[2]["loss"] - held[3]["loss"]
+    assert f"ends {narrow:.3f} nats ahead** at width 256, and {wide:.3f} at width 512" in page
+    for row in (256, 512):
+        speedup = read(f"width-{row}/speedup.json")
+        assert re.search(rf"\| width {row}[^|]*\| {speedup['median']:.2f}x \| {speedup['final']:.2f}x \|", page)
 
 
 TRANSFER, ROLES = Path("docs/results/transfer.md"), Path("docs/results/roles.md")

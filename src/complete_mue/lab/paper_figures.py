@@ -152,14 +152,12 @@ def _batch_tokens(base: Model, tiny: bool) -> list[Model]:
 
 @register("batch_steps_moe", "Batch at fixed steps, on an MoE", "batch ratio")
 def _batch_steps_moe(base: Model, tiny: bool) -> list[Model]:
-    sizes = [replace(base, x=1.0, name="batch x1"), *_batch_steps(base, tiny)]
-    return [_moe(model, tiny, model.name, model.x or 1) for model in sizes]
+    return _each_an_moe([replace(base, name="batch x1"), *_batch_steps(base, tiny)], tiny)
 
 
 @register("batch_tokens_moe", "Batch at fixed tokens, on an MoE", "batch ratio")
 def _batch_tokens_moe(base: Model, tiny: bool) -> list[Model]:
-    sizes = [replace(base, x=1.0, name="batch x1"), *_batch_tokens(base, tiny)]
-    return [_moe(model, tiny, model.name, model.x or 1) for model in sizes]
+    return _each_an_moe([replace(base, name="batch x1"), *_batch_tokens(base, tiny)], tiny)
 
 
 @register("duration", "Duration at a fixed batch", "steps ratio")
@@ -168,6 +166,15 @@ def _duration(base: Model, tiny: bool) -> list[Model]:
         replace(base, budget=replace(base.budget, steps=round(f * base.budget.steps)), name=f"steps x{f:g}", x=f)
         for f in _factors(tiny)
     ]
+
+
+@register("duration_moe", "Duration at a fixed batch, on an MoE", "steps ratio")
+def _duration_moe(base: Model, tiny: bool) -> list[Model]:
+    return _each_an_moe([replace(base, name="steps x1"), *_duration(base, tiny)], tiny)
+
+
+def _each_an_moe(models: list[Model], tiny: bool) -> list[Model]:
+    return [_moe(model, tiny, model.name, model.x or 1.0) for model in models]
 
 
 def _factors(tiny: bool) -> tuple[float, ...]:
