@@ -15,6 +15,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 CORES = 2
 
@@ -45,7 +46,7 @@ def main() -> int:
     return 0 if len(verdicts) == 1 else 1
 
 
-def run(seed: int, out: Path, free: queue.Queue[list[int]], more: list[str]) -> dict[str, object]:
+def run(seed: int, out: Path, free: queue.Queue[list[int]], more: list[str]) -> dict[str, Any]:
     """One quickstart on a pair of cores; its verdict and its time."""
     result = out / "quickstart.json"
     if not result.exists():

@@ -51,7 +51,7 @@ def measured(config: RunConfig, marks: list[int], over: int) -> list[dict[str, A
     device = pick_device(config.device)
     trainer = Trainer(config, device)
     trainer.start()
-    probe = build(dataclasses.replace(config, compile=False, precision="float32"), trainer.plan, device=device).model
+    probe = build(dataclasses.replace(config, compile=False, precision="float32"), device=device).model
     for module in probe.modules():
         if hasattr(module, "kernel"):
             module.kernel = "reference"
@@ -140,9 +140,9 @@ def against_optima(records: Records, pack: Path, out: Path) -> str:
         *(Drawn(kind, 1 + k, tuple(dots), joined=False) for k, (kind, dots) in enumerate(kinds.items())),
     )
     panel = Panel("", linear_axis("alignment of expert_up's updates, octaves over dense", [0, 1.2]), drawn)
-    y = linear_axis("optimum of expert_up's lr, octaves", [0.5, *(y - e for _, _, y, e in rows)])
+    optima = linear_axis("optimum of expert_up's lr, octaves", [0.5, *(y - e for _, _, y, e in rows)])
     title = "The more an expert's updates agree with its tokens, the smaller its learning rate"
-    write_svg(Picture("alignment", title, "", y, (panel,), level=0.0), out / "alignment.svg")
+    write_svg(Picture("alignment", title, "", optima, (panel,), level=0.0), out / "alignment.svg")
     return "\n".join(lines)
 
 

@@ -255,6 +255,16 @@ def test_the_page_of_update_effects_shows_what_its_script_prints(tmp_path: Path)
         assert_same_page(block.strip(), table.strip())
 
 
+@pytest.mark.slow
+def test_update_effects_are_measured_in_training(tmp_path: Path) -> None:
+    few = ["--scale", "tiny", "--target", "8e2a", "--seeds", "1", "--steps", "6", "--at", "2", "--over", "2"]
+    done = script(ROOT / "scripts/update_effect.py", "stdlib", *few, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    for name, role in (("dense-0", "dense_up"), ("8e2a-0", "expert_up")):
+        found = json.loads((tmp_path / f"{name}.json").read_text(encoding="utf-8"))
+        assert next(line for line in found if line["role"] == role)["change"] > 0
+
+
 @pytest.mark.parametrize(("page", "least"), [("README.md", 2), ("docs/results/index.md", 25)])
 def test_other_pages_quote_the_pages_of_results(page: str, least: int) -> None:
     assert_quoted((ROOT / page).read_text(encoding="utf-8"), measured(TRANSFER, ROLES), least)
