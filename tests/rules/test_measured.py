@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def swept(rules: str) -> list[dict[str, float]]:
         scanned = {target for target in number if number[target] >= (1 if sparse else 3)}  # enough to see an optimum
         for name in scanned & targets.keys() if "dense" in targets else ():
             target, dense = targets[name], targets["dense"]
-            layout = name.split(",")[0].split("@")[0]
+            layout = re.split("[, @]", name)[0]
             block = FeedForward.parse(layout, 8) if "e" in layout and layout[0].isdigit() else None
             ratios = {key: target[key] / dense[key] for key in ("width", "depth", "batch_tokens", "steps")}
             experts = block.experts if block else 0
