@@ -14,11 +14,12 @@ has finished, such as the dense reference's runs, the next ones take over. Every
 where this one was stopped. ``--jobs 2`` keeps two sweeps going, so that one trains while the other compiles.
 
 Beside figures, ``--only`` takes rows that scan something else: `weight_decay` and `init_std` of diffusion's activated
-experts; `softmax`, activated experts by the other router; `decay_long`, the weight decay of language at four times the
-steps. At the tuned values lr x weight decay x steps is 0.5: weights forget less than half of their past, so that a
-smaller weight decay changes nothing, and the loss has a flank on one side alone. The rules for duration keep that
-product. So `decay_long` scans upwards, to a product of 15, and four times the tokens per weight are where a
-weight decay has most to gain. The last two are no figures of the page: their folders are in RUNS/apart.
+experts; `softmax`, activated experts by the other router; `logit_bias`, by a router with a bias on its logits;
+`decay_long`, the weight decay of language at four times the steps. At the tuned values lr x weight decay x steps is
+0.5: weights forget less than half of their past, so that a smaller weight decay changes nothing, and the loss has a
+flank on one side alone. The rules for duration keep that product. So `decay_long` scans upwards, to a product of 15,
+and four times the tokens per weight are where a weight decay has most to gain. The last three are no figures of the
+page: their folders are in RUNS/apart.
 
 At the end:
 
@@ -47,6 +48,7 @@ from complete_mue.storage import write_text
 FIRST, LAST = ("activated", "ffn_width"), ("depth", "width", "scaling", "selected", "large_batch")
 APART = {
     "softmax": "activated",
+    "logit_bias": "activated",
     "decay_long": "activated",
 }  # rows with other settings than the page's, and their figure
 AXES = {
@@ -66,13 +68,14 @@ HALF = ("--octaves=-1.5:1", "--per-octave", "2")  # where the optimum is sought,
 HALVES = {
     "lm": (
         "duration", "duration_moe", "shared_instead", "ffn_width_moe", "batch_steps_moe", "batch_tokens_moe", "depth",
-        "softmax",
+        "softmax", "logit_bias",
     ),
     "dit": ("granularity", "shared", "grouped", "init_std", "ffn_width_moe", "batch_steps", "batch_tokens", "depth"),
 }  # fmt: skip
 OWN = {
     # Scores of 64 experts that add up to one are small, and so must be the steps of the bias that balances them.
     "softmax": (*LR, "--set", "router.score=softmax", "--set", "bias_rate=0.001"),
+    "logit_bias": (*LR, "--set", "router.logit_bias=true"),
     "decay_long": ("--hyper", "weight_decay", "--octaves=-1:5", *TWO),
     # Diffusion's is flat from 0.0006 to 0.16, where lr x weight decay x steps is 1.5.
     "weight_decay": ("--hyper", "weight_decay", "--octaves=0:9"),

@@ -125,6 +125,26 @@ def test_bias_changes_selection_and_never_a_weight(score: str) -> None:
     assert torch.equal(even.index.sort(-1).values, plain.index.sort(-1).values)
 
 
+@pytest.mark.parametrize("score", SCORES)
+def test_logit_bias_is_a_column_of_ones_in_the_input(score: str) -> None:
+    """It changes choice and weights as another input would, and has that input's gradient."""
+    g = torch.Generator().manual_seed(2)
+    x, w, bias = (torch.randn(*shape, generator=g, dtype=torch.float64) for shape in ((32, 8), (12, 8), (12,)))
+    runs, config = (GroupRun(2, 6, 2),), RouterConfig(score=score, logit_bias=True)
+    bias.requires_grad_()
+    column = bias.detach()[:, None].clone().requires_grad_()
+    ours = route(x, w, runs, config, logit_bias=bias)
+    wider = route(torch.cat([x, torch.ones(32, 1, dtype=x.dtype)], -1), torch.cat([w, column], -1), runs, config)
+    assert torch.equal(ours.index, wider.index)
+    assert not torch.equal(ours.index, route(x, w, runs, config).index)
+    torch.testing.assert_close(ours.weight, wider.weight)
+    weight = torch.randn(ours.weight.shape, generator=g, dtype=torch.float64)
+    (ours.weight * weight).sum().backward()
+    (wider.weight * weight).sum().backward()
+    assert column.grad is not None
+    torch.testing.assert_close(bias.grad, column.grad[:, 0])
+
+
 def test_bias_update_moves_towards_balance_group_by_group() -> None:
     bias = torch.zeros(6)
     load = torch.tensor([10, 0, 5, 100, 100, 100])
@@ -230,3 +250,5 @@ def test_bad_configs_say_what_is_allowed() -> None:
         RouterConfig(score="sigmod")
     with pytest.raises(MueError, match="balance_loss"):
         RouterConfig(balance_loss=-1.0)
+    with pytest.raises(MueError, match="logit_bias = 1: give true or false"):
+        RouterConfig(logit_bias=1)  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ RUNS = {
     "lm dense": ("lm_tiny", *TEXT),
     "lm moe": ("lm_tiny:8e2a", *TEXT, "router.balance_loss=0.01"),
     "lm shared": ("lm_tiny:8e2a1s", *TEXT),
-    "lm grouped": ("lm_tiny:8e4a2g", *TEXT),
+    "lm grouped": ("lm_tiny:8e4a2g", *TEXT, "router.logit_bias=true"),
     "dit dense": ("dit_tiny", *PICTURES),
     "dit moe": ("dit_tiny:8e2a1s", *PICTURES),
 }

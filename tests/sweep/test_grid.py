@@ -18,6 +18,7 @@ from complete_mue.lab.recipes import recipe
 from complete_mue.lab.records import read_sweep
 from complete_mue.lab.sweep.figures import FIGURES, SCALES, TASKS, base_config, figure, octaves
 from complete_mue.lab.sweep.grid import Scan, Sweep, Target, fusible
+from complete_mue.lab.sweep.request import SweepRequest
 from complete_mue.lab.sweep.run import enter
 from complete_mue.lab.sweep.sweep_toml import read_sweep_file
 from complete_mue.lab.train.config import override
@@ -38,6 +39,21 @@ def test_ids_are_stable_and_say_what_matters() -> None:
     assert points[0].label == "dense, lr 0.001"
     quiet = dataclasses.replace(points[0].config, log_every=3, name="other")
     assert quiet.fingerprint == points[0].id  # neither logging nor a name changes a number
+
+
+def test_runs_on_record_are_points_of_today() -> None:
+    """A new key of a run's config must not give finished runs new ids: nothing could go on from them."""
+    results = Path(__file__).parents[2] / "docs/results"
+    asked = SweepRequest(
+        "granularity", "dit", "small", results / "dit-reference.toml", ["complete_mue"], span=(-1.5, 1), per_octave=2,
+        overrides=["task.source=scenes"],
+    )  # fmt: skip
+    with (results / "transfer/dit-granularity.jsonl").open(encoding="utf-8") as file:
+        recorded = json.loads(file.readline())["points"]
+    points = asked.sweep().points
+    assert {point.id for point in points} == {point["id"] for point in recorded}
+    biased = override(points[0].config, "router.logit_bias=true")
+    assert biased.fingerprint != points[0].id
 
 
 def test_the_reference_runs_once_whatever_the_rules() -> None:

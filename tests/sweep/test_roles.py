@@ -76,7 +76,7 @@ def test_the_plans_own_value_is_the_plain_run(base) -> None:
     assert {point.target for point in role_sweep(base, "tiny", ["dense", "4e2a@8"]).points} == {"dense", "4e2a@8"}
 
 
-@pytest.mark.parametrize("change", ["dense", "8e2a", "8e2a1s", "qk_norm=true"])
+@pytest.mark.parametrize("change", ["dense", "8e2a", "8e2a1s,router.logit_bias=true", "qk_norm=true"])
 @pytest.mark.parametrize("task", ["lm", "dit"])
 def test_roles_are_those_of_the_model(task: str, change: str) -> None:
     """As far as they are known without it; for captions as features see tests/train/test_features_run.py."""

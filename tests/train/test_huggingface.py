@@ -24,6 +24,7 @@ LAYOUTS = {
     "8e2a@16": {},
     "8e4a2g1s@16": {"router": RouterConfig(selection_bias=True), "qk_norm": True},
     "dense@16+8e2a@16+4e2a@8": {"router": RouterConfig(score="softmax")},
+    "8e3a1s@16": {"router": RouterConfig(logit_bias=True)},
 }
 
 

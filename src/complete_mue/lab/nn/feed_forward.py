@@ -32,14 +32,16 @@ class FeedForward(nn.Module):
     """A block of the layout ``spec`` at residual width ``width``.
 
     Parameters: ``dense_up`` [2 H, width], ``dense_down`` [width, H] without routed groups; with them ``router``
-    [N, width], ``expert_up`` [N, 2 h, width], ``expert_down`` [N, width, h], and ``shared_up``, ``shared_down`` for
-    branches beside them. Experts of several widths have one pair per width, ``expert_up_0``, ``expert_up_1``, ….
+    [N, width], ``expert_up`` [N, 2 h, width], ``expert_down`` [N, width, h]; ``router_bias`` [N] if the router has a
+    logit bias; ``shared_up``, ``shared_down`` for branches beside the experts. Experts of several widths have one pair
+    per width, ``expert_up_0``, ``expert_up_1``, ….
     ``replicas=K`` puts an axis of K in front of every parameter: K models of one shape in one program.
     Where experts are spread over ranks, ``expert_ranks`` is their process group and the block's weights are DTensors.
     ``totals`` are float32 gradients of experts by name: a kernel that can adds to them, and the weights get none.
     """
 
     router: Tensor
+    router_bias: Tensor
     selection_bias: Tensor | None
     expert_ranks: Any = None
     totals: dict[str, Tensor] | None = None
@@ -70,7 +72,7 @@ class FeedForward(nn.Module):
         self._branch = None if not spec.branches else "dense" if spec.is_dense else "shared"
         self._groups = group_runs(spec.groups)
         self._stacks = _stacks(spec)
-        self._layout = _layout(spec, width, self._stacks, lead)
+        self._layout = _layout(spec, width, self._stacks, lead, router)
         for tensor, shape in self._layout:
             parameter = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
             self.register_parameter(tensor.name, parameter)
@@ -84,11 +86,14 @@ class FeedForward(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """A plain default, normal with std 1/sqrt(fan-in); a plan brings its own."""
+        """A plain default, normal with std 1/sqrt(fan-in), biases 0; a plan brings its own."""
         for tensor, shape in self._layout:
-            assert tensor.fan_in is not None
             parameter = self.get_parameter(tensor.name)
-            if not parameter.is_meta:
+            if parameter.is_meta:
+                continue
+            if tensor.fan_in is None:
+                parameter.zero_()
+            else:
                 parameter.normal_(std=shape[tensor.axes.index(tensor.fan_in)] ** -0.5, generator=generator)
 
     def reset_buffers(self) -> None:
@@ -142,7 +147,8 @@ class FeedForward(nn.Module):
         return x if x.ndim == 2 else x.flatten(1, -2)
 
     def _route(self, tokens: Tensor) -> Routing:
-        return route(tokens, self.router, self._groups, self.router_config, self.selection_bias)
+        logit_bias = self.router_bias if self.router_config.logit_bias else None
+        return route(tokens, self.router, self._groups, self.router_config, self.selection_bias, logit_bias)
 
     def _always_active(self, tokens: Tensor) -> Tensor:
         return _swiglu(tokens, self._weight(f"{self._branch}_up"), self._weight(f"{self._branch}_down"))
@@ -212,16 +218,18 @@ def _stacks(spec: FeedForwardSpec) -> tuple[_Stack, ...]:
 
 
 def _layout(
-    spec: FeedForwardSpec, width: int, stacks: tuple[_Stack, ...], lead: tuple[int, ...]
+    spec: FeedForwardSpec, width: int, stacks: tuple[_Stack, ...], lead: tuple[int, ...], router: RouterConfig
 ) -> tuple[tuple[TensorSpec, tuple[int, ...]], ...]:
     """Every parameter with its shape."""
-    rows: list[tuple[str, Role, dict[str, int], str]] = []
+    rows: list[tuple[str, Role, dict[str, int], str | None]] = []
     if spec.branches:
         kind, hidden = ("dense" if spec.is_dense else "shared"), sum(spec.branches)
         rows.append((f"{kind}_up", Role(f"{kind}_up"), {"gate_value": 2 * hidden, "width": width}, "width"))
         rows.append((f"{kind}_down", Role(f"{kind}_down"), {"width": width, "hidden": hidden}, "hidden"))
     if spec.groups:
         rows.append(("router", Role.ROUTER, {"expert": spec.experts, "width": width}, "width"))
+        if router.logit_bias:
+            rows.append(("router_bias", Role.BIAS, {"expert": spec.experts}, None))
     for stack in stacks:
         up = {"expert": stack.experts, "gate_value": 2 * stack.expert_width, "width": width}
         down = {"expert": stack.experts, "width": width, "expert_width": stack.expert_width}

@@ -1,6 +1,6 @@
 """Token choice: which experts a token takes, and with what weight.
 
-    logits = x W^T                                  in float32 at least, whatever the experts compute in
+    logits = x W^T (+ logit bias)                   in float32 at least, whatever the experts compute in
     selection: the a_g best of each group g         by score, plus a bias that balances the load and nothing else
     pi = score / sum of the selected scores         over all groups together, so that sum pi = 1
 
@@ -110,12 +110,16 @@ def route(
     groups: tuple[GroupRun, ...],
     config: RouterConfig = DEFAULT_ROUTER,
     bias: Tensor | None = None,
+    logit_bias: Tensor | None = None,
 ) -> Routing:
     """Each token's experts and their weights.
 
-    x [(replicas,) tokens, width]; router [(replicas,) experts, width]; bias [(replicas,) experts].
+    x [(replicas,) tokens, width]; router [(replicas,) experts, width]; bias, of the selection, and logit_bias
+    [(replicas,) experts].
     """
     logits = router_logits(x, router)
+    if logit_bias is not None:
+        logits = logits + logit_bias.unsqueeze(-2)
     if config.score == SHUFFLED:
         logits = logits.roll(max(logits.shape[-2] // 2, 1), dims=-2)
     index = select(logits.detach(), groups, config.score, bias)

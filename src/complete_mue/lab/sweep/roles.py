@@ -74,6 +74,8 @@ def roles_of(targets: Sequence[Target]) -> tuple[str, ...]:
 
 def _roles(config: RunConfig) -> set[Role]:
     found = _EVERYWHERE | {role for kind in config.shape.kinds for role in block_roles(kind)}
+    if config.router.logit_bias and Role.ROUTER in found:
+        found.add(Role.BIAS)
     if isinstance(config.task, PictureTask):
         found.add(Role.MODULATION)
         if _has_text_features(Path(config.task.source)):

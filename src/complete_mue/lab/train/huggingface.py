@@ -110,7 +110,8 @@ def _block(layer: Layer, here: str, weight: Any) -> dict[str, Tensor]:
         found |= {f"{at}.branch.{part}.weight": weight(f"{at}.{kind}_{part}") for part in ("up", "down")}
     if not spec.groups:
         return found
-    found[f"{at}.router"] = weight(f"{at}.router")
+    biased = ("router_bias",) if block.router_config.logit_bias else ()
+    found |= {f"{at}.{name}": weight(f"{at}.{name}") for name in ("router", *biased)}
     if block.selection_bias is not None:
         found[f"{at}.selection_bias"] = block.selection_bias.detach().cpu()
     widths = list(dict.fromkeys(group.expert_width for group in spec.groups))
@@ -151,6 +152,7 @@ def _config(model: LanguageModel, tokenizer: Tokenizer, sequence: int) -> dict[s
         "qk_norm": layer.attention.query_norm is not None,
         "router_score": router.score,
         "selection_bias": router.selection_bias,
+        "logit_bias": router.logit_bias,
         "tie_word_embeddings": False,
         "dtype": str(model.embedding.dtype).removeprefix("torch."),
         "bos_token_id": tokenizer.end_of_text,

@@ -35,6 +35,7 @@ class CompleteMueConfig(PretrainedConfig):
         qk_norm: bool = False,
         router_score: str = "sigmoid",
         selection_bias: bool = False,
+        logit_bias: bool = False,
         **rest: Any,
     ) -> None:
         self.vocab_size, self.hidden_size, self.num_hidden_layers = vocab_size, hidden_size, num_hidden_layers
@@ -43,7 +44,7 @@ class CompleteMueConfig(PretrainedConfig):
         self.blocks = blocks or [{"branch": hidden_size, "groups": []} for _ in range(num_hidden_layers)]
         self.max_position_embeddings, self.rope_theta = max_position_embeddings, rope_theta
         self.rms_norm_eps, self.qk_norm = rms_norm_eps, qk_norm
-        self.router_score, self.selection_bias = router_score, selection_bias
+        self.router_score, self.selection_bias, self.logit_bias = router_score, selection_bias, logit_bias
         for name in ("num_attention_heads", "num_key_value_heads"):
             rest.pop(name, None)
         super().__init__(**{"tie_word_embeddings": False, **rest})
@@ -135,6 +136,7 @@ class CompleteMueBlock(nn.Module):
         self.experts = nn.ModuleList(CompleteMueExperts(width, *group) for group in groups)
         total = sum(group[0] for group in groups)
         self.router = nn.Parameter(torch.empty(total, width)) if groups else None
+        self.router_bias = nn.Parameter(torch.zeros(total)) if groups and config.logit_bias else None
         bias = torch.zeros(total) if groups and config.selection_bias else None
         self.register_buffer("selection_bias", bias)
 
@@ -153,6 +155,8 @@ class CompleteMueBlock(nn.Module):
         assert self.router is not None
         wide = torch.promote_types(tokens.dtype, torch.float32)
         logits = tokens.to(wide) @ self.router.to(wide).T  # [tokens, experts of all groups]
+        if self.router_bias is not None:
+            logits = logits + self.router_bias.to(wide)
         order = logits
         if self.selection_bias is not None:
             order = (logits.sigmoid() if self.score == "sigmoid" else logits.softmax(-1)) + self.selection_bias
@@ -212,8 +216,10 @@ class CompleteMueForCausalLM(PreTrainedModel, GenerationMixin):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """A plain default for a model made without weights, normal with std 1/sqrt(fan-in)."""
-        for weight in module.parameters(recurse=False):
-            if weight.ndim == 1:  # of a norm
+        for name, weight in module.named_parameters(recurse=False):
+            if name == "router_bias":
+                nn.init.zeros_(weight)
+            elif weight.ndim == 1:  # of a norm
                 nn.init.ones_(weight)
             else:
                 nn.init.normal_(weight, std=1.0 if isinstance(module, nn.Embedding) else weight.shape[-1] ** -0.5)
