@@ -15,6 +15,7 @@ import pytest
 
 from complete_mue.lab.evals.tasks import TASKS
 from complete_mue.lab.report import find_sweeps, summarize
+from complete_mue.lab.report.curves import fit_curve
 from complete_mue.lab.report.markdown_page import article, chapters, generated, shown
 from complete_mue.layout.tensors import VECTOR_ROLES, Role
 from complete_mue.rules.layer_table import COLUMNS, COMPLETE_MUE
@@ -219,6 +220,12 @@ def measured(*pages: Path) -> str:
     return "".join(generated((ROOT / page).read_text(encoding="utf-8"), page) or "" for page in pages)
 
 
+def begun() -> str:
+    """What the sweeps say that are on no page yet."""
+    curves = [c for path in find_sweeps(ROOT / "docs/results/started") for c in summarize(path).scans[0].curves]
+    return "".join(f"{c.drift:+.2f} ± {c.drift_error:.2f}\n" for c in curves if c.drift is not None)
+
+
 def assert_quoted(words: str, below: str, least: int) -> None:
     """Every ``figure ± error`` in some words is one of the generated part's: words do not outlive their records."""
     known = [(float(found[1]), float(found[3])) for found in FIGURE.finditer(below)]
@@ -237,6 +244,27 @@ def assert_quoted(words: str, below: str, least: int) -> None:
 def test_the_words_above_a_page_of_results_quote_its_figures(page: Path) -> None:
     below = measured(page)
     assert_quoted((ROOT / page).read_text(encoding="utf-8").partition(below)[0], below, least=7)
+
+
+def test_the_table_of_plain_learning_rates_equals_the_records() -> None:
+    """Optima with the rules' factor for the number of steps put back, and what the untouched value would cost."""
+    found: dict[tuple[float, int], list[str]] = {}
+    for name in ("duration", "batch_steps", "batch_tokens"):
+        summary = summarize(ROOT / f"docs/results/transfer/lm-{name}.jsonl")
+        dense = summary.target("dense")
+        for curve in summary.scans[0].curves:
+            target = summary.target(curve.target)
+            if curve.optimum is None or curve.regret is None or curve.optimum_error is None:
+                continue
+            factor = (dense.steps / target.steps) ** 0.5
+            kept = fit_curve(curve.hyper, curve.rules, curve.target, curve.transferred / factor, curve.points).regret
+            least, is_open = f"{curve.optimum.value * factor:.5f}", curve.optimum.open is not None
+            costs = [f"{curve.regret:.4f}", f"{kept:.4f}" if factor != 1 else "the same"]
+            cells = [least, f"{curve.optimum_error:.2f}", *costs]
+            cells = [f"at least {least}", "–", *(f"at least {cost}" for cost in costs)] if is_open else cells
+            found.setdefault((target.batch_tokens / dense.batch_tokens, target.steps), cells)
+    want = [" ".join([f"x{batch:g}", f"{steps:,}", *cells]) for (batch, steps), cells in sorted(found.items())]
+    assert_same_page("\n".join(map(" ".join, table("results/transfer.md", "plain"))), "\n".join(want))
 
 
 @pytest.mark.slow
@@ -267,7 +295,7 @@ def test_update_effects_are_measured_in_training(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("page", "least"), [("README.md", 2), ("docs/results/index.md", 25)])
 def test_other_pages_quote_the_pages_of_results(page: str, least: int) -> None:
-    assert_quoted((ROOT / page).read_text(encoding="utf-8"), measured(TRANSFER, ROLES), least)
+    assert_quoted((ROOT / page).read_text(encoding="utf-8"), measured(TRANSFER, ROLES) + begun(), least)
 
 
 def test_the_table_of_axes_equals_the_pages_of_results() -> None:

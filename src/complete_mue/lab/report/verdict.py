@@ -17,11 +17,11 @@ _CLEAR = 2.0  # standard errors
 OURS = ("complete_mue", "complete_mue_sparse")
 LEGEND = f"""\
 Held: the layout's own optimum is within {DRIFT_GOAL:g} octaves of the reference's, and the transferred value costs at
-most {REGRET_GOAL:g} in loss, with error bars no wider than that. Flat layouts hold too: the cost is within that by two
-standard errors, but the basin is too flat to say where the optimum lies. Missed: beyond one of the two by more than two
-standard errors. Unclear: the noise could explain it, and the budget is too small to tell. Open: the best value is at
-the edge of the grid; ≥ and ≤ are bounds. Unfinished: runs are missing. ± is one standard error from the seeds; beside a
-loss or a speedup, the standard deviation over seeds."""
+most {REGRET_GOAL:g} in loss, with error bars no wider than that. Flat layouts hold too: by two standard errors the
+cost is within that, but the optimum may lie more than {DRIFT_GOAL:g} octaves away. Missed: beyond one of the two by
+more than two standard errors. Unclear: the noise could explain it, and the budget is too small to tell. Open: the best
+value is at the edge of the grid; ≥ and ≤ are bounds. Unfinished: runs are missing. ± is one standard error from the
+seeds; beside a loss or a speedup, the standard deviation over seeds."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def _weighed(curve: Curve, drift: float, regret: float, unit: str) -> Curve:
     most = math.inf if regret_error is None else regret + _CLEAR * regret_error
     if most <= REGRET_GOAL:
         most = math.ceil(most * 1000) / 1000
-        return _with(curve, "flat", f"costs at most {most:.3f} {unit}; the optimum is not known to half an octave")
+        return _with(curve, "flat", f"costs at most {most:.3f} {unit}; the drift may be more than half an octave")
     noise = [f"±{drift_error:.2f} octaves"] if drift_error is not None and (drift_off or wide_drift) else []
     noise += [f"±{regret_error:.3f} {unit}"] if regret_error is not None and (regret_off or wide_regret) else []
     why = f"with noise of {' and '.join(noise)} the budget is too small to tell"
