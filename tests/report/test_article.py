@@ -164,7 +164,7 @@ def test_a_page_without_room_is_refused(runs: Path, tmp_path: Path) -> None:
 def test_one_picture_is_no_pictures(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("complete_mue.lab.report.markdown_page.write_article", lambda found, page: [page, page])
     done = mue("report", "runs/b", "--page", "page.md", cwd=tmp_path)
-    assert "wrote page.md and 1 picture beside it" in done.stderr
+    assert "wrote page.md and 1 picture next to it" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["transfer", "transfer.txt"])

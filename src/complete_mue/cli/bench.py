@@ -50,14 +50,16 @@ def bench_moe_command(
         str | None, typer.Option(help="cuda or cpu (smaller shapes). Default: cuda, if there is one.")
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Timed repeats of each row; the median counts.")] = 10,
-    seconds: Annotated[float | None, typer.Option(min=1, help="Start no shape that would end later than this.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Keep the shapes that OUT has; time the others.")] = False,
+    seconds: Annotated[
+        float | None, typer.Option(min=1, help="Time limit: start no shape that would end later.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep the shapes already in OUT; time the others.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for moe.json and its picture.")] = None,
     draw: Annotated[Path | None, typer.Option(help="Draw an earlier moe.json; time nothing.")] = None,
     profile: _Profile = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Time MoE kernels against a dense block.
+    """Time MoE kernels, compared with a dense block.
 
     Forward and backward, at the same active width, along the axes of the paper's two figures.
 
@@ -104,10 +106,14 @@ def bench_moe_command(
 
 @bench.command("sweep")
 def bench_sweep_command(
-    layout: Annotated[list[str] | None, typer.Option(metavar="LAYOUT", help="Default: dense and 64e2a.")] = None,
+    layout: Annotated[
+        list[str] | None, typer.Option(metavar="LAYOUT", help="Repeat for several. Default: dense and 64e2a.")
+    ] = None,
     replicas: Annotated[
         list[int] | None,
-        typer.Option("--replicas", "-k", min=1, metavar="K", help="Runs in one program. Default: 1 and 9."),
+        typer.Option(
+            "--replicas", "-k", min=1, metavar="K", help="Runs in one program; repeat for several. Default: 1 and 9."
+        ),
     ] = None,
     device: Annotated[str, typer.Option(help="cuda, cpu (a smaller model, one thread) or auto.")] = "auto",
     repeats: Annotated[int, typer.Option(min=1, help="Timed intervals of five steps; the median counts.")] = 8,
@@ -118,7 +124,7 @@ def bench_sweep_command(
     out: Annotated[Path | None, typer.Option(help="Folder for sweep.json.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Time many runs in one program against one at a time.
+    """Time many runs in one program, compared with one at a time.
 
     Prints total tokens per second.
 
@@ -145,21 +151,23 @@ def bench_sweep_command(
 def bench_train_command(
     recipe: Annotated[
         str | None,
-        typer.Argument(metavar="RECIPE[:LAYOUT]", help="Measure this recipe. Default: the trainer's own cost."),
+        typer.Argument(metavar="RECIPE[:LAYOUT]", help="Measure this recipe. Default: the trainer's own overhead."),
     ] = None,
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="accumulate=8, budget.batch_tokens=131072, …")
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="With RECIPE: timed steps, after three to warm up.")] = 20,
+    steps: Annotated[int, typer.Option(min=1, help="With RECIPE: timed steps, after three warmup steps.")] = 20,
     turns: Annotated[int, typer.Option(min=1, help="Without RECIPE: turns of ten steps.")] = 12,
     device: Annotated[str, typer.Option(help="cuda, cpu or auto.")] = "auto",
-    profile: Annotated[bool, typer.Option("--profile", help="With RECIPE: which kernels the time goes to.")] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="With RECIPE: show which kernels the time goes to.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for train.json.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Time training, or what the trainer itself costs.
+    """Time training, or the trainer's own overhead.
 
-    With RECIPE: its tokens per second, utilisation and memory. Without: the trainer against a minimal loop.
+    With RECIPE: its tokens per second, utilisation and memory. Without: the trainer compared with a minimal loop.
 
     Example:  mue bench train lm_tiny:16e4a --steps 10 --device cpu
     """
@@ -178,7 +186,7 @@ def bench_train_command(
 
 @bench.command("attention")
 def bench_attention_command() -> None:
-    """Time attention over short rows, ours against torch's.
+    """Time our attention over short rows, compared with torch's.
 
     Needs an NVIDIA GPU.
 

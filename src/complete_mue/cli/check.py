@@ -20,17 +20,19 @@ def check_command(
     axis: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="AXIS", help="An axis to walk along, named as in `mue sweep`; repeat for several. Default: all."
+            metavar="AXIS", help="Property to vary, named as in `mue sweep`; repeat for several. Default: all."
         ),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(metavar="MODULE:FUNCTION", help="Your own setup, build(plan) -> mue.Setup. Default: our LM."),
+        typer.Option(
+            metavar="MODULE:FUNCTION", help="Your function build(plan) -> mue.Setup. Default: our language model."
+        ),
     ] = None,
     layout: Annotated[
         str | None, typer.Option(help="Layout along width, depth and batch_steps, such as 8e2a. Default: 8e2a1s.")
     ] = None,
-    rules: Annotated[str, typer.Option(help=f"Which rule set: {', '.join(CATALOG)}.")] = DEFAULT_RULES,
+    rules: Annotated[str, typer.Option(help=f"Rule set: {', '.join(CATALOG)}.")] = DEFAULT_RULES,
     steps: Annotated[int, typer.Option(min=1, help="AdamW steps to take at each point.")] = 4,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds, for error bars on slopes.")] = 3,
     tolerance: Annotated[float, typer.Option(min=0.0, help="Largest slope on log axes that counts as flat.")] = 0.3,
@@ -42,8 +44,8 @@ def check_command(
 ) -> None:
     """Check that a training setup follows its plan.
 
-    It looks at activations, updates, init, norms, routing, optimizer and clipping, and names what it cannot tell. Exit
-    status 0: nothing is wrong. 1: something moves, or is not as planned.
+    Trains small models and checks activations, updates, init, norms, routing, optimizer and clipping. It says where it
+    cannot tell. Exit status: 0 if nothing is wrong, 1 if something changes along an axis or is not as planned.
 
     \b
     Examples:

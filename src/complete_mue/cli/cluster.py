@@ -18,22 +18,22 @@ def cluster_command(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="expert_parallel=8, budget.batch_tokens=…, …")
     ] = None,
-    gpus: Annotated[str, typer.Option(help="How many GPUs: one number, or several with commas.")] = (
+    gpus: Annotated[str, typer.Option(help="Number of GPUs, or several numbers with commas.")] = (
         "8,16,32,64,128,256,512,1024"
     ),
     gpu: Annotated[str, typer.Option(help="H200, H100, A100, B200 or 4090.")] = "H200",
     mfu: Annotated[
         float | None,
-        typer.Option(help="Share of the peak that arithmetic reaches. Default: from kernels timed on an H200."),
+        typer.Option(help="Share of the peak that compute reaches. Default: from kernels timed on an H200."),
     ] = None,
-    node: Annotated[int, typer.Option(help="GPUs of one machine.")] = 8,
+    node: Annotated[int, typer.Option(help="GPUs per machine.")] = 8,
     link: Annotated[float, typer.Option(help="GB/s per GPU inside a machine.")] = 450.0,
     network: Annotated[float, typer.Option(help="GB/s per GPU between machines.")] = 50.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Estimate memory, speed and traffic of a recipe on many GPUs.
 
-    FSDP's messages overlap with the arithmetic. The exchange of tokens between the experts' ranks does not.
+    Assumes that FSDP's messages overlap with compute, and that the exchange of tokens between experts' ranks does not.
 
     Example:  mue cluster lm_large expert_parallel=8 --gpus 8,64,512
     """

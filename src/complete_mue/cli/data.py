@@ -11,7 +11,7 @@ import typer
 from complete_mue.cli.app import app, need_torch
 from complete_mue.errors import FileError
 
-data = typer.Typer(help="Tokenize text into shards, and look at them.")
+data = typer.Typer(help="Tokenize text into shards, and inspect them.")
 app.add_typer(data, name="data")
 
 
@@ -25,12 +25,12 @@ def prepare_command(
     tokenizer: Annotated[str, typer.Option(help="bytes, a tokenizer.json, or a hub name.")] = "bytes",
     text_key: Annotated[str, typer.Option(help="The column or key that holds the text.")] = "text",
     separator: Annotated[
-        str | None, typer.Option(help=r"What divides a text file into documents, such as '\n\n\n'.")
+        str | None, typer.Option(help=r"Text between the documents of a text file, such as '\n\n\n'.")
     ] = None,
     held_out: Annotated[
-        float, typer.Option(help="Fraction to hold out: the last documents, or the end of a single one.")
+        float, typer.Option(help="Fraction of the text to hold out: the last documents, or the end of a single one.")
     ] = 0.0,
-    workers: Annotated[int, typer.Option(min=1, help="Threads that tokenize.")] = 2,
+    workers: Annotated[int, typer.Option(min=1, help="Tokenizer threads.")] = 2,
 ) -> None:
     """Tokenize text once, into shards.
 

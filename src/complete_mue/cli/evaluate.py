@@ -22,12 +22,14 @@ Opened = Callable[[Path], tuple[Any, dict[str, str]]]
 def eval_command(
     checkpoint: Annotated[
         str | None,
-        typer.Argument(metavar="RUN|hf:PATH", help="A language model's run directory, or a Hugging Face model."),
+        typer.Argument(
+            metavar="RUN|hf:PATH", help="A language model's run directory, or a Hugging Face model's folder."
+        ),
     ] = None,
     data: Annotated[
         Path | None, typer.Option(help="Folder of the evaluation sets: NAME.jsonl or NAME.jsonl.xz.")
     ] = None,
-    tasks: Annotated[str | None, typer.Option(help="Some of the 13, such as mmlu,arc_easy.")] = None,
+    tasks: Annotated[str | None, typer.Option(help="Only these tasks, such as mmlu,arc_easy.")] = None,
     shots: Annotated[int, typer.Option(min=0, help="Examples before each question.")] = 5,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N questions of each task.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the results. Default: RUN/eval.")] = None,
@@ -37,17 +39,17 @@ def eval_command(
         int | None, typer.Option(min=1, help="Tokens per batch. Default: 65536 on CUDA, 4096 on CPU.")
     ] = None,
     held_out: Annotated[
-        bool, typer.Option("--held-out", help="The loss on the run's held-out text, into OUT/held_out.json.")
+        bool, typer.Option("--held-out", help="Measure the loss on the run's held-out text; writes OUT/held_out.json.")
     ] = False,
     requests_out: Annotated[
         Path | None, typer.Option(help="Write the questions to a file; no model is needed.")
     ] = None,
     requests: Annotated[
-        Path | None, typer.Option(help="Answer such a file, without lm-evaluation-harness, into OUT/answers.jsonl.xz.")
+        Path | None, typer.Option(help="Answer a file of questions, without the harness; writes OUT/answers.jsonl.xz.")
     ] = None,
-    answers: Annotated[Path | None, typer.Option(help="Score such answers; no model is needed.")] = None,
+    answers: Annotated[Path | None, typer.Option(help="Score a file of answers; no model is needed.")] = None,
     trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="hf: run the code that the model's folder brings.")
+        bool, typer.Option("--trust-remote-code", help="hf: run the code in the model's folder.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -60,7 +62,7 @@ def eval_command(
       mue eval runs/moe --data evals --tasks arc_easy,piqa --limit 100
       mue eval runs/moe --held-out
 
-    Where the model's machine has no harness, write the questions here, answer them there, and score them here:
+    If the model is on a machine without the harness, write the questions here, answer them there, and score them here:
 
     \b
       mue eval --data evals --requests-out q.xz
@@ -223,12 +225,12 @@ def export_command(
 def speedup_command(
     reference: Annotated[Path, typer.Argument(metavar="RUN_A", help="The baseline, such as the dense run.")],
     target: Annotated[Path, typer.Argument(metavar="RUN_B", help="The run to compare with it, such as the MoE.")],
-    out: Annotated[Path | None, typer.Option(help="Folder for JSON and picture. Default: RUN_B.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the JSON and pictures. Default: RUN_B.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare two runs: how many steps each takes to the same loss.
 
-    Prints steps of RUN_A over steps of RUN_B, by smoothed losses in the stable phases of both.
+    Prints the steps of RUN_A divided by the steps of RUN_B to the same smoothed loss, in the stable phases of both.
 
     Example:  mue speedup runs/dense runs/moe
     """

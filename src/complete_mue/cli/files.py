@@ -54,14 +54,14 @@ def shape_in(config: Path) -> ModelShape:
 def init_command(
     config: Annotated[
         Path | None,
-        typer.Argument(metavar="CONFIG.json", help="A model's Hugging Face config.json, or its folder, as target."),
+        typer.Argument(metavar="CONFIG.json", help="Take the target from this Hugging Face config.json or folder."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for reference.toml and target.toml.")] = Path(),
-    force: Annotated[bool, typer.Option("--force", help="Overwrite files that are there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
 ) -> None:
     """Write a reference.toml and a target.toml to fill in.
 
-    Both are commented. `mue plan reference.toml target.toml` reads them.
+    Both have comments. `mue plan reference.toml target.toml` reads them.
 
     Example:  mue init models/Qwen3-30B-A3B --out plans
     """
@@ -75,7 +75,7 @@ def init_command(
     paths = {name: out / name for name in texts}
     there = [str(path) for path in paths.values() if os.path.lexists(path)]
     if there and not force:
-        raise FileError(f"{', '.join(there)}: already there; give --force to overwrite, or another --out")
+        raise FileError(f"{', '.join(there)}: already exists; give --force to overwrite, or another --out")
     for name, text in texts.items():
         document = Document(name, text)
         document.reference() if name == "reference.toml" else document.target()  # what we write reads back
@@ -85,8 +85,8 @@ def init_command(
         print(f"wrote {path}")
     target = paths.get("target.toml", found)
     if "target.toml" not in paths:
-        print_text("no target.toml: layers differ, which a TOML file cannot say; the config itself is the target")
-    print(f"next: put in what your tuning found, then\n  mue plan {paths['reference.toml']} {target}")
+        print_text("no target.toml: a TOML file cannot describe layers that differ; the config itself is the target")
+    print(f"next: fill in what your tuning found, then run\n  mue plan {paths['reference.toml']} {target}")
 
 
 def _reference(target: ModelShape) -> str:
@@ -94,8 +94,8 @@ def _reference(target: ModelShape) -> str:
     width = head_dim * max(2, round(128 / head_dim)) if head_dim else 128
     heads = f"\nhead_dim = {head_dim}  # of attention heads: the target's" if head_dim else ""
     return f"""\
-# The reference: a small dense model, tuned once. Every number below is a place to start, not a finding.
-# `mue tune` finds lr, weight_decay and init_std of the models in this package; your own are swept in your trainer.
+# The reference: a small dense model, tuned once. Every number below is a starting point, not a result.
+# `mue tune` finds lr, weight_decay and init_std of the models in this package; tune your own in your trainer.
 
 [shape]
 width = {width}  # d, the residual width: small enough to train many times
@@ -105,7 +105,7 @@ expansion = 1.0  # width of the block over d{heads}
 
 [budget]
 batch_tokens = {_BUDGET.batch_tokens}  # tokens per optimizer step
-steps = {_BUDGET.steps}  # of the whole run; a target of other steps gets other betas
+steps = {_BUDGET.steps}  # of the whole run; a target with other steps gets other betas
 
 [hyper]  # of torch.optim.AdamW
 lr = 1e-3  # the peak of the schedule: TUNE
@@ -126,7 +126,9 @@ def _target(shape: ModelShape, source: str) -> str:
     if "@" not in layout:
         lines.append(f"expert_width = {block.expert_width}  # of one expert")
     if shape.dense_layers:
-        lines.append(f"dense_layers = {shape.dense_layers}  # first layers dense, of the active width of the others")
+        lines.append(
+            f"dense_layers = {shape.dense_layers}  # number of dense first layers, with the others' active width"
+        )
     if shape.head_dim:
         lines.append(f"head_dim = {shape.head_dim}")
     rest = "\n".join(lines)
@@ -138,7 +140,7 @@ width = {shape.width}  # d, the residual width
 depth = {shape.depth}  # layers
 {rest}
 
-[budget]  # yours: neither is known from a model
+[budget]  # yours: a model does not tell it
 batch_tokens = {_BUDGET.batch_tokens}  # tokens per optimizer step
 steps = {_BUDGET.steps}  # of the whole run
 """

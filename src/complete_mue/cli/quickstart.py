@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ADVICE = (
     "Tune a dense model on your data: `mue tune lm --scale small --set task.source=DIR`, 2000 steps a run, one GPU. "
     "For a large target tune longer, and as deep as the target: the paper takes width 128, 32 layers and 25,000 steps "
-    "for 6 B parameters and 100,000 steps. The toy above is no reference.",
+    "for 6 B parameters and 100,000 steps. The tiny models above are not a reference.",
     "`mue init` writes a reference.toml and a target.toml to put your values into.",
     "`mue plan reference.toml target.toml` gives the target's hyperparameters, tensor by tensor.",
 )
@@ -33,10 +33,10 @@ def quickstart_command(
 ) -> None:
     """See the transfer hold, in about five minutes on two CPU cores.
 
-    First, the rules on live models: sizes that stay, beside sizes that run away in standard parametrization. Second,
+    First, the sizes of updates on live models: constant with our rules, not with standard parametrization. Second,
     short runs: one dense learning rate, transferred to MoEs with more active experts and more width. Third, the
-    repository's GPU records. Every verdict is "held" or "missed", with its threshold. A killed quickstart continues
-    with the same command.
+    repository's GPU records. Every verdict is "held" or "missed", with its threshold. If it is killed, run the same
+    command again to continue.
 
     Example:  mue quickstart --seed 1
     """

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def report_command(
     places: Annotated[
         list[Path],
-        typer.Argument(metavar="DIR", help="Folders of sweeps, packed sweeps, or a folder that holds several."),
+        typer.Argument(metavar="DIR", help="Sweep folders, packed sweeps, or a folder that holds several."),
     ],
     out: Annotated[Path | None, typer.Option(help="Folder for the report. Default: DIR, if there is only one.")] = None,
     pack: Annotated[
@@ -36,7 +36,7 @@ def report_command(
         Path | None,
         typer.Option(
             metavar="FILE.md",
-            help="Write all sweeps on one Markdown page, with pictures beside it. In an existing page only the part "
+            help="Write all sweeps on one Markdown page, with pictures next to it. In an existing page, only the part "
             "between <!-- generated: NAME --> and <!-- end --> is replaced.",
         ),
     ] = None,
@@ -45,9 +45,10 @@ def report_command(
 ) -> None:
     """Show whether the transfer held, in words and pictures.
 
-    Gives the optimum, drift and regret of every layout, and says what is missing from an unfinished sweep. Writes
-    report.html (one page, works offline), report.json, report.csv, report.md, and the pictures as SVG. With
-    --pack or --page it writes those instead; add --out to get both.
+    Gives every layout's optimum, its drift (how far it moved) and its regret (what the transferred value costs), and
+    says what is missing from an unfinished sweep. Writes report.html (one page, works offline), report.json,
+    report.csv, report.md, and the pictures as SVG. With --pack or --page it writes those instead; add --out to get
+    both.
 
     Example:  mue report runs/activated
     """
@@ -86,7 +87,7 @@ def report_command(
         with notes.status("drawing"):
             written = write_article(list(zip(summaries, found, strict=True)), page)
         drawn = len(written) - 1
-        notes.print(f"wrote {page} and {drawn} picture{'' if drawn == 1 else 's'} beside it")
+        notes.print(f"wrote {page} and {drawn} picture{'' if drawn == 1 else 's'} next to it")
     folder = out or (None if instead else places[0])
     if folder is not None:
         _write(summaries, folder, notes)
@@ -108,7 +109,7 @@ def _write(summaries: list[Summary], folder: Path, notes: Console) -> None:
 
     with notes.status("writing"):
         written = write_report(summaries, folder)
-    notes.print(f"wrote {written[1]} and {len(written) - 1} files beside it")
+    notes.print(f"wrote {written[1]} and {len(written) - 1} files next to it")
 
 
 def show(summary: Summary, terminal: Console) -> None:

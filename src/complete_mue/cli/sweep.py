@@ -23,37 +23,39 @@ if TYPE_CHECKING:
 
 Task = Annotated[str, typer.Option(help="lm (language) or dit (diffusion).")]
 Scale = Annotated[
-    str, typer.Option(help="tiny (minutes on a CPU), small or medium (one GPU) or paper (the paper's proxies).")
+    str, typer.Option(help="tiny (minutes on a CPU), small or medium (one GPU), or paper (the paper's small models).")
 ]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change the reference's config, as in `mue train`."),
 ]
-Seeds = Annotated[int | None, typer.Option(min=1, help="Seeds per point. Default: by scale, 1 to 3.")]
-Span = Annotated[int | None, typer.Option(min=1, help="Octaves to scan on either side. Default: by scale.")]
+Seeds = Annotated[int | None, typer.Option(min=1, help="Seeds per point. Default: 1 to 3, depending on scale.")]
+Span = Annotated[
+    int | None, typer.Option(min=1, help="Octaves (factors of two) on either side. Default: depends on scale.")
+]
 Octaves = Annotated[
     str | None, typer.Option(metavar="LOW:HIGH", help="Scan from LOW to HIGH octaves instead, such as -2.5:0.5.")
 ]
 PerOctave = Annotated[
-    int | None, typer.Option(min=1, help="Values per factor of two. Default: 2 of lr from scale small up, else 1.")
+    int | None, typer.Option(min=1, help="Values per factor of two. Default: 2 for lr from scale small up, else 1.")
 ]
-ExecutorName = Annotated[str, typer.Option(help="processes, here (this one) or ray.")]
+ExecutorName = Annotated[str, typer.Option(help="processes, here (in this process) or ray.")]
 Workers = Annotated[
-    int | None, typer.Option(min=1, help="Processes. Default: one per core; two on a GPU, which train in turn.")
+    int | None, typer.Option(min=1, help="Worker processes. Default: one per core; two on a GPU, which take turns.")
 ]
 Address = Annotated[str | None, typer.Option(help="A Ray cluster. Default: a local one.")]
 Replicas = Annotated[
-    int | None, typer.Option("--replicas", "-k", min=1, help="Runs in one program. Default: as many as fit and help.")
+    int | None, typer.Option("--replicas", "-k", min=1, help="Runs per program. Default: as many as fit and help.")
 ]
 Known = Annotated[
     list[Path] | None,
-    typer.Option(metavar="PLACE", help="Copy finished points from this sweep, a folder or a packed file; repeat."),
+    typer.Option(metavar="PLACE", help="Reuse finished points of this sweep (a folder or a packed file); repeat."),
 ]
 Trust = Annotated[
     bool,
     typer.Option(
         "--trust-known",
-        help="Copy older records too, which do not name their data. You vouch that it is the same.",
+        help="Also reuse older records, which do not name their data. You vouch that it is the same.",
     ),
 ]
 
@@ -64,13 +66,13 @@ def sweep_command(
         str,
         typer.Argument(
             metavar="FIGURE|FILE.toml",
-            help=f"{', '.join(FIGURES)}; roles, which scans one role at a time; or a file with a grid of your own "
-            "(docs/sweep.md).",
+            help=f"{', '.join(FIGURES)}; roles, to scan one role (kind of tensor) at a time; or a file with a grid of "
+            "your own (docs/sweep.md).",
         ),
     ],
     task: Task = "lm",
     scale: Scale = "tiny",
-    reference: Annotated[Path | None, typer.Option(help="A tuned reference.toml, as `mue tune` writes it.")] = None,
+    reference: Annotated[Path | None, typer.Option(help="A tuned reference.toml, written by `mue tune`.")] = None,
     rules: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Rule set to use; repeat to compare. Default: ours.")
     ] = None,
@@ -78,8 +80,8 @@ def sweep_command(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="lr, weight_decay or init_std; for roles also lr_same_decay (lr x decay held). Repeat for several. "
-            "Default: the figure's.",
+            help="lr, weight_decay or init_std; for roles also lr_same_decay (lr x decay constant). Repeat for "
+            "several. Default: the figure's.",
         ),
     ] = None,
     target: Annotated[
@@ -110,8 +112,9 @@ def sweep_command(
 ) -> None:
     """Scan a hyperparameter on every layout of a figure.
 
-    The transferred value is in the middle of each scan. Runs of one shape train together in one program. A killed sweep
-    continues with the same command, and nothing runs twice. `mue report` then says whether the transfer held.
+    A figure is a named set of layouts. The transferred value is in the middle of each scan. Runs of one shape train
+    together in one program. If it is killed, run the same command again to continue; nothing runs twice. `mue report`
+    then says whether the transfer held.
 
     `mue sweep roles` scans the learning rate of one role at a time, with all others at the plan's value. It names the
     tensors that need another value.
@@ -161,7 +164,9 @@ def tune_command(
     overrides: Overrides = None,
     executor: Annotated[
         str | None,
-        typer.Option(help="processes, here (this one) or ray. Default: processes; here on a GPU, to compile once."),
+        typer.Option(
+            help="processes, here (in this process) or ray. Default: processes; on a GPU here, to compile once."
+        ),
     ] = None,
     workers: Workers = None,
     address: Address = None,
@@ -169,12 +174,12 @@ def tune_command(
     known: Known = None,
     trust_known: Trust = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run; train nothing.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder. Default: runs/TASK-tune-SCALE.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for all results. Default: runs/TASK-tune-SCALE.")] = None,
 ) -> None:
     """Tune the dense reference and write reference.toml.
 
-    It scans learning rate, weight decay and init std, and widens a scan whose best value lies at its edge. With two
-    seeds or more it says how well each optimum is known. `mue plan` and `mue sweep --reference` read the file.
+    Scans learning rate, weight decay and init std, and widens a scan whose best value is at its edge. With two or more
+    seeds, it says how well each optimum is known. `mue plan` and `mue sweep --reference` read the file.
 
     Example:  mue tune lm --scale tiny --hyper lr
     """
@@ -220,7 +225,7 @@ def _reach(span: int | None, octaves: str | None) -> int | tuple[float, float] |
     except ValueError:
         found = math.nan, math.nan
     if span is not None or not -20 <= found[0] < found[1] <= 20:
-        raise RunError(f"--octaves {octaves}: give LOW:HIGH, such as -2.5:0.5, and no --span beside it")
+        raise RunError(f"--octaves {octaves}: give LOW:HIGH, such as -2.5:0.5, and leave out --span")
     return found
 
 

@@ -48,7 +48,7 @@ class BetasChoice(StrEnum):
 @app.command("plan")
 def plan_command(
     reference: Annotated[
-        Path, typer.Argument(metavar="REFERENCE.toml", help="The tuned model: tables shape, budget, hyper.")
+        Path, typer.Argument(metavar="REFERENCE.toml", help="The tuned model: a TOML file (shape, budget, hyper).")
     ],
     target: Annotated[
         Path,
@@ -60,32 +60,37 @@ def plan_command(
         bool, typer.Option("--fold", help="Fold multipliers into init and learning rates, for stock models.")
     ] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Derive every number in words and symbols.")] = False,
-    role: Annotated[str | None, typer.Option(help="Explain this role only, such as expert_down.")] = None,
-    format: Annotated[Format, typer.Option(help="How to print it.")] = Format.table,
+    role: Annotated[
+        str | None, typer.Option(help="Explain only this role (kind of tensor), such as expert_down.")
+    ] = None,
+    format: Annotated[Format, typer.Option(help="Output format.")] = Format.table,
     json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
     export: Annotated[
-        str | None, typer.Option(help=f"The plan as a config of another tool: {', '.join(EXPORTS)}.")
+        str | None, typer.Option(help=f"Print the plan as a config of another tool: {', '.join(EXPORTS)}.")
     ] = None,
-    rules: Annotated[str, typer.Option(help=f"Which rule set: {', '.join(CATALOG)}.")] = DEFAULT_RULES,
+    rules: Annotated[str, typer.Option(help=f"Rule set: {', '.join(CATALOG)}.")] = DEFAULT_RULES,
     betas: Annotated[
-        BetasChoice, typer.Option(help="Transfer AdamW's betas, or hold the reference's.")
+        BetasChoice, typer.Option(help="Transfer AdamW's betas, or keep the reference's.")
     ] = BetasChoice.transfer,
-    eps: Annotated[Reading, typer.Option(help="fixed: eps ignores width and depth.")] = Reading.groups,
+    eps: Annotated[Reading, typer.Option(help="fixed: eps does not depend on width and depth.")] = Reading.groups,
     weight_decay: Annotated[
-        Reading, typer.Option(help="fixed: weight decay ignores width and depth.")
+        Reading, typer.Option(help="fixed: weight decay does not depend on width and depth.")
     ] = Reading.groups,
     forward_factor: Annotated[
-        float, typer.Option(help="A measured F, as `mue check` prints it: r = a / sqrt(F).")
+        float, typer.Option(help="Use the route scale r = a / sqrt(F), with F from `mue check`.")
     ] = 1.0,
     load: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Measured load: one number per expert, tokens or shares.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Measured load, tokens or shares per expert: adds each one's noise scale."),
     ] = None,
     batch_tokens: Annotated[
-        int | None, typer.Option(help="The target's batch. Default: its file's, or the reference's.")
+        int | None, typer.Option(help="The target's tokens per step. Default: its file's, or the reference's.")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="The target's steps. Default: as for the batch.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="The target's steps. Default: its file's, or the reference's.")
+    ] = None,
 ) -> None:
-    """Plan a target model from a tuned reference.
+    """Compute a target's hyperparameters from a tuned reference.
 
     Prints learning rate, weight decay, init, eps and multiplier for each kind of tensor.
 
@@ -96,7 +101,7 @@ def plan_command(
       mue plan reference.toml models/Qwen3-30B-A3B --steps 100000
     """
     if load is not None and (export is not None or explain or role is not None or format is Format.csv):
-        raise TransferError("--load goes with the table, Markdown and JSON: leave it out, or the other options")
+        raise TransferError("--load works only with the table, Markdown and JSON: drop it or the other options")
     if (json or format is not Format.table) and (explain or role is not None or export is not None):
         raise TransferError("--explain, --role and --export print text of their own: leave out --format and --json")
     if json and format not in (Format.table, Format.json):
@@ -158,12 +163,14 @@ def _print_table(plan: Plan) -> None:
 def layout_command(
     notation: Annotated[str, typer.Argument(metavar="LAYOUT", help="dense, 64e8a, 128e8a4g1s, dense@512+32e2a@256, …")],
     width: Annotated[int, typer.Option(help="Residual width d.")],
-    expert_width: Annotated[int | None, typer.Option(help="Width of one expert (dense: of the FFN).")] = None,
+    expert_width: Annotated[int | None, typer.Option(help="Width of one expert, or of a dense FFN.")] = None,
     depth: Annotated[int, typer.Option(help="Layers, for the parameter counts.")] = 1,
     dense_layers: Annotated[int, typer.Option(help="How many of the first layers are dense.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Explain a layout: active width, route scale, parameters.
+
+    A layout is written XeYa[Gg][Zs]: X experts, Y active in total, G groups, Z shared experts.
 
     Example:  mue layout 128e8a4g1s --width 1024 --expert-width 512 --depth 32
     """
@@ -191,7 +198,7 @@ def layout_command(
     print(f"{block}  at d = {width}" + (f", {depth} layers" if depth > 1 else ""))
     if block.groups:
         groups = f" in {len(block.groups)} groups" if len(block.groups) > 1 else ""
-        shared = f", beside {sum(block.branches)} shared width" if block.branches else ""
+        shared = f", plus {sum(block.branches)} shared width" if block.branches else ""
         print(f"  {block.active} of {block.experts} experts{groups}{shared}; density a/N = {block.density:.6g}")
     print(f"  active width H = {block.active_width}   expansion H/d = {shape.expansion:.6g}")
     print(f"  multiplier A = d/H = {width / block.active_width:.6g}   (against a reference of unit expansion)")

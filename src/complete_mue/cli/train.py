@@ -25,23 +25,24 @@ def train_command(
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="budget.steps=300, seed=1, …")
     ] = None,
     reference: Annotated[
-        Path | None, typer.Option(help="A tuned reference.toml to transfer from, as `mue tune` writes.")
+        Path | None, typer.Option(help="A tuned reference.toml to transfer from, written by `mue tune`.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's directory. Default: runs/NAME.")] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue from the newest checkpoint in --out; RECIPE may be left out.")
+        bool, typer.Option("--resume", help="Continue from the newest checkpoint in --out; you may leave out RECIPE.")
     ] = False,
     restart: Annotated[
-        bool, typer.Option("--restart", help="Start over in --out; files of an earlier run are set aside.")
+        bool, typer.Option("--restart", help="Start over in --out; files of an earlier run are moved to before-1/.")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print shape, parameters, plan, memory and FLOPs; train nothing.")
     ] = False,
 ) -> None:
-    """Train a recipe.
+    """Train a language or diffusion model from a recipe.
 
-    Ctrl-C and SIGTERM save a checkpoint first. --resume continues bit for bit, as if nothing had happened. On many GPUs
-    start it with torchrun: only the first rank prints, and ranks that torchrun restarts continue.
+    A recipe is a complete config; KEY=VALUE changes it. Ctrl-C and SIGTERM save a checkpoint first. --resume continues
+    bit for bit, as if nothing had happened. On several GPUs start it with torchrun: only the first rank prints, and
+    ranks that torchrun restarts continue.
 
     \b
     Examples:
@@ -153,18 +154,16 @@ def sample_command(
     count: Annotated[
         int | None, typer.Option(min=1, help="Tokens to write (default 200) or pictures to draw (16).")
     ] = None,
-    temperature: Annotated[float, typer.Option(min=0.0, help="Text: 0 takes the likeliest token.")] = 0.8,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Text: 0 always takes the likeliest token.")] = 0.8,
     steps: Annotated[int, typer.Option(min=1, help="Pictures: solver steps.")] = 30,
-    guidance: Annotated[float, typer.Option(help="Pictures: guidance; 1 is none.")] = 2.0,
+    guidance: Annotated[float, typer.Option(help="Pictures: strength of guidance; 1 is none.")] = 2.0,
     seed: Annotated[int, typer.Option(help="Another seed gives another sample.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option(help="Pictures: a .png; video: a .gif or .mp4. Default: in the run.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Pictures: a .png; video: a .gif or .mp4. Default: in RUN.")] = None,
     autoencoder: Annotated[
-        str | None, typer.Option(help="Where the autoencoder is now, if its latents were cached.")
+        str | None, typer.Option(help="Where to find the autoencoder now, if its latents were cached.")
     ] = None,
     text_encoder: Annotated[
-        str | None, typer.Option(help="Where the text encoder is now, if its features were cached.")
+        str | None, typer.Option(help="Where to find the text encoder now, if its features were cached.")
     ] = None,
 ) -> None:
     """Write text or draw pictures with a trained model.

@@ -17,7 +17,7 @@ _DEFAULT = Path("runs")
 @app.command("web")
 def web_command(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Sweeps to show: one sweep's folder, or a folder of several.")
+        Path, typer.Argument(metavar="DIR", help="Folder of one sweep, or of several, to show.")
     ] = _DEFAULT,
     host: Annotated[
         str, typer.Option(help="Address to listen on. The default is reachable from this machine only.")
@@ -41,10 +41,10 @@ def web_command(
     if folder.exists() and not folder.is_dir():
         raise FileError(f"{folder}: a file; give the folder of a sweep, or one with several sweeps in it")
     if not folder.exists() and folder != _DEFAULT:
-        warn(f"{folder}: no such folder; its sweeps are shown once it is there")
+        warn(f"{folder}: no such folder yet; its sweeps are shown once it exists")
 
     def listening(url: str) -> None:
-        print(f"Planner at {url}  (Ctrl-C ends it)", flush=True)
+        print(f"Planner at {url}  (Ctrl-C to stop)", flush=True)
         if open_:
             import webbrowser
 
