@@ -1,5 +1,5 @@
 """A dense and a sparse language model of equal active width, by one transferred plan: the runs behind
-docs/results/pair.md.
+docs/results/pair.md. With several ``--layout``, one dense model and as many sparse ones.
 
     python scripts/pair.py DATA --reference docs/results/pair/reference.toml                   # 503 M tokens each
     python scripts/pair.py DATA --reference FILE --questions questions.xz --seconds 540        # save and stop by then
@@ -8,8 +8,8 @@ docs/results/pair.md.
 
 DATA is what `mue data prepare` made; if it holds fewer tokens than a run, give `--set task.epochs=repeat`.
 ``questions.xz`` is made where lm-evaluation-harness is, by `mue eval --data FOLDER --requests-out questions.xz`, and
-scoring needs it again; the rest does not. Both models train, then both are evaluated, then compared. Everything
-resumes: a second start goes on where this one was stopped. Results are in RUNS/results, in the folders of the page.
+scoring needs it again; the rest does not. All models train, then they are evaluated, then compared. Everything
+resumes: a second start goes on where this one was stopped. Results are in RUNS/results, a folder for each model.
 """
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from turns import Step, of_equal_width, one_by_one
+from turns import Step, of_equal_width, one_by_one, speedups
+
+from complete_mue.errors import MueError
+
+LAYOUT = "128e8a1s"
 
 
 def models(given: argparse.Namespace) -> dict[str, str]:
     """By name, their layouts."""
-    return of_equal_width(given.layout, given.width // 8)
+    return of_equal_width(given.layout or [LAYOUT], given.width // 8)
 
 
 def steps(given: argparse.Namespace) -> Iterator[Step]:
@@ -40,13 +44,13 @@ def steps(given: argparse.Namespace) -> Iterator[Step]:
     for name, layout in models(given).items():
         changes = [f"shape.feed_forward={layout}", *shape, *text, *budget, *often, *given.set]
         tuned = ["--reference", str(given.reference)]
-        recipe = f"lm_proxy:{'dense' if name == 'dense' else given.layout}"
-        yield Step(["train", recipe, *changes, *tuned, "--resume", "--out", str(runs / name)])
+        yield Step(["train", f"lm_proxy:{name}", *changes, *tuned, "--resume", "--out", str(runs / name)])
     device = ["--device", given.device]
     for name in models(given):
         held = results / name / "held_out.json"
         yield Step(["eval", str(runs / name), "--held-out", *device, "--out", str(held.parent)], held)
-    yield Step(["speedup", str(runs / "dense"), str(runs / "moe"), "--out", str(results)], results / "speedup.json")
+    dense, *sparse = (runs / name for name in models(given))
+    yield from speedups(dense, sparse, results)
     for name in models(given):
         answers = results / name / "answers.jsonl.xz"
         if given.questions:
@@ -64,7 +68,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", help="a folder that `mue data prepare` made, or a built-in source")
     parser.add_argument("--reference", type=Path, required=True, help="a tuned reference.toml")
-    parser.add_argument("--layout", default="128e8a1s", help="of the MoE; experts are an eighth of the width wide")
+    parser.add_argument(
+        "--layout", action="append", help=f"of an MoE (default: {LAYOUT}); experts are an eighth of the width wide"
+    )
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--depth", type=int, default=8)
     parser.add_argument("--sequence", type=int, default=1024)
@@ -78,6 +84,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=math.inf, help="save and stop after so many")
     parser.add_argument("--list", action="store_true")
     given = parser.parse_args()
+    try:
+        models(given)
+    except MueError as error:
+        parser.error(str(error))
     if given.list:
         for step in steps(given):
             print("mue", shlex.join(step.command))

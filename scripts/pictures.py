@@ -1,12 +1,14 @@
-"""Pictures and clips by a dense and a sparse diffusion model of equal active width, from one transferred plan.
+"""Pictures and clips by a dense and a sparse diffusion model of equal active width, from one transferred plan. With
+several ``--layout``, one dense model and as many sparse ones.
 
     python scripts/pictures.py                                         # drawn scenes, then moving sprites, on one GPU
     python scripts/pictures.py --images images.npz --only images       # captioned pictures of your own, 64 pixels wide
     python scripts/pictures.py --seconds 540                           # save and stop by then
     python scripts/pictures.py --list                                  # the commands alone
 
-Both models of a show train, then draw the same captions from the same noise. Everything resumes: a second start goes on
-where this one was stopped. RUNS/results holds a picture per model, and pictures.json with the loss of each.
+The models of a show train, then draw the same captions from the same noise, then their losses are compared step by
+step. Everything resumes: a second start goes on where this one was stopped. RUNS/results holds a picture for each
+model, what `mue speedup` says of each sparse one, and pictures.json with the loss of all.
 """
 
 from __future__ import annotations
@@ -20,10 +22,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from turns import Step, of_equal_width, one_by_one
+from turns import Step, of_equal_width, one_by_one, speedups
 
+from complete_mue.errors import MueError
 from complete_mue.storage import write_json
 
+LAYOUT = "64e8a"
 # 256 tokens a picture, 512 a clip, beside those of its caption. A collection is small, so it is seen many times.
 SHOWS = {
     "scenes": ("task.source=scenes", "task.size=32", "task.patch=2"),
@@ -34,7 +38,7 @@ SHOWS = {
 
 def models(given: argparse.Namespace) -> dict[str, str]:
     """By name, their layouts."""
-    return of_equal_width(given.layout, given.width // 4)
+    return of_equal_width(given.layout or [LAYOUT], given.width // 4)
 
 
 def steps(given: argparse.Namespace, show: str) -> Iterator[Step]:
@@ -42,16 +46,18 @@ def steps(given: argparse.Namespace, show: str) -> Iterator[Step]:
     source = [f"task.source={given.images}"] if show == "images" else []
     shape = [f"shape.width={given.width}", f"shape.depth={given.depth}", "shape.head_dim=32"]
     budget = [f"budget.batch_tokens={given.batch_tokens}", f"budget.steps={given.steps}"]
-    often = [f"checkpoint_every={max(1, given.steps // 4)}"]
+    often = ["log_every=5", f"checkpoint_every={max(1, given.steps // 4)}"]
     for name, layout in models(given).items():
         changes = [*SHOWS[show], *source, f"shape.feed_forward={layout}", *shape, *budget, *often, *given.set]
         tuned = ["--reference", str(given.reference)]
-        recipe = f"dit_proxy:{'dense' if name == 'dense' else given.layout}"
-        yield Step(["train", recipe, *changes, *tuned, "--resume", "--out", str(given.runs / f"{show}-{name}")])
+        run = str(given.runs / f"{show}-{name}")
+        yield Step(["train", f"dit_proxy:{name}", *changes, *tuned, "--resume", "--out", run])
     for name in models(given):
         picture = given.runs / "results" / f"{show}-{name}.{'gif' if show == 'sprites' else 'png'}"
         drawn = ["--guidance", "3", "--steps", "50", "--count", "24", "--seed", "1", "--out", str(picture)]
         yield Step(["sample", str(given.runs / f"{show}-{name}"), *drawn], picture)
+    dense, *sparse = (given.runs / f"{show}-{name}" for name in models(given))
+    yield from speedups(dense, sparse, given.runs / "results")
 
 
 def losses(given: argparse.Namespace) -> dict[str, Any]:
@@ -72,7 +78,9 @@ def main() -> int:
     parser.add_argument("--images", type=Path, help="captioned pictures, as of `mue train … task.source=`")
     parser.add_argument("--only", default="", help=f"some of {', '.join(SHOWS)}, divided by commas")
     parser.add_argument("--reference", type=Path, default=Path("docs/results/dit-reference.toml"))
-    parser.add_argument("--layout", default="64e8a", help="of the MoE; experts are a quarter of the width wide")
+    parser.add_argument(
+        "--layout", action="append", help=f"of an MoE (default: {LAYOUT}); experts are a quarter of the width wide"
+    )
     parser.add_argument("--width", type=int, default=384)
     parser.add_argument("--depth", type=int, default=8)
     parser.add_argument("--batch-tokens", type=int, default=32768)
@@ -88,7 +96,10 @@ def main() -> int:
         parser.error(f"--only {unknown[0]!r}: give some of {', '.join(SHOWS)}")
     if "images" in given.shows and given.images is None:
         parser.error("--only images: give --images")
-    todo = [step for show in given.shows for step in steps(given, show)]
+    try:
+        todo = [step for show in given.shows for step in steps(given, show)]
+    except MueError as error:
+        parser.error(str(error))
     if given.list:
         print("\n".join(f"mue {shlex.join(step.command)}" for step in todo))
         return 0

@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from complete_mue.errors import ShapeError
 from complete_mue.layout import FeedForward
 
 T = TypeVar("T")
@@ -73,10 +74,13 @@ def _folder(command: list[str]) -> str:
     return command[command.index("--out") + 1]
 
 
-def of_equal_width(layout: str, expert_width: int) -> dict[str, str]:
-    """An MoE's layout, and the dense one as wide as what is active of it."""
-    active = FeedForward.parse(layout, expert_width).active_width
-    return {"dense": f"dense@{active}", "moe": f"{layout}@{expert_width}"}
+def of_equal_width(layouts: Sequence[str], expert_width: int) -> dict[str, str]:
+    """MoEs by their layouts, and the dense model that is as wide as what is active of each of them."""
+    widths = {layout: FeedForward.parse(layout, expert_width).active_width for layout in layouts}
+    if len(set(widths.values())) != 1:
+        found = ", ".join(f"{layout} has {width}" for layout, width in widths.items())
+        raise ShapeError(f"--layout: active widths differ ({found}); give layouts that one dense model matches")
+    return {"dense": f"dense@{widths[layouts[0]]}", **{layout: f"{layout}@{expert_width}" for layout in layouts}}
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,13 @@ class Step:
 
     command: list[str]
     done: Path | None = None
+
+
+def speedups(dense: Path, sparse: Sequence[Path], results: Path) -> Iterator[Step]:
+    """How many steps the dense run takes for each step of the sparse ones, to the same loss."""
+    for run in sparse:
+        out = results / run.name
+        yield Step(["speedup", str(dense), str(run), "--out", str(out)], out / "speedup.json")
 
 
 def one_by_one(steps: Iterable[Step], seconds: float = math.inf) -> int:

@@ -43,6 +43,16 @@ def test_both_have_the_same_active_width_and_every_training_can_be_planned(tmp_p
         assert config.budget.tokens == pytest.approx(503e6, rel=0.001)
 
 
+def test_several_layouts_share_a_dense_model_as_wide(tmp_path: Path) -> None:
+    both = ("--layout", "128e8a1s", "--layout", "128e8a4g1s", "--list")
+    commands = [shlex.split(line)[1:] for line in pair(tmp_path, *both).stdout.splitlines()]
+    assert [command[0] for command in commands] == ["train"] * 3 + ["eval"] * 3 + ["speedup"] * 2
+    assert [command[1] for command in commands[:3]] == [f"lm_proxy:{name}" for name in ("dense", *both[1:4:2])]
+    other = pair(tmp_path, "--layout", "128e8a1s", "--layout", "64e4a", "--list")
+    assert other.returncode == 2
+    assert "active widths differ" in other.stderr
+
+
 @pytest.mark.slow
 def test_a_stopped_start_goes_on_to_the_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text, data, runs = tmp_path / "text.md", tmp_path / "data", tmp_path / "runs"
@@ -54,9 +64,9 @@ def test_a_stopped_start_goes_on_to_the_comparison(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("subprocess.Popen", popen)  # the stop above was that of a process
     done = pair(data, *TINY, "--runs", str(runs))
     assert done.returncode == 0, done.stderr
-    for name in ("dense", "moe"):
+    for name in ("dense", "16e4a1s"):
         assert json.loads((runs / name / "result.json").read_text())["status"] == "finished"
         assert json.loads((runs / "results" / name / "held_out.json").read_text())["loss"] > 0
-    assert json.loads((runs / "results" / "speedup.json").read_text())["median"] > 0
+    assert json.loads((runs / "results" / "16e4a1s" / "speedup.json").read_text())["median"] > 0
     again = pair(data, *TINY, "--runs", str(runs)).stdout
     assert "speedup" not in again  # nothing is done twice

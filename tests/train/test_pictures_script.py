@@ -26,7 +26,7 @@ def pictures(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 def test_both_have_the_same_active_width_and_every_training_can_be_planned() -> None:
     commands = [shlex.split(line)[1:] for line in pictures("--list").stdout.splitlines()]
-    assert [command[0] for command in commands] == ["train", "train", "sample", "sample"] * 2
+    assert [command[0] for command in commands] == ["train", "train", "sample", "sample", "speedup"] * 2
     for command in (command for command in commands if command[0] == "train"):
         config = configured(command[1], command[2 : command.index("--reference")], REFERENCE)
         assert config.shape.active_width == 768
@@ -47,13 +47,14 @@ def test_a_show_of_pictures_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "own.json").write_text(json.dumps([f"picture {number}" for number in range(8)]))
     changes = (
         "precision=float32", "compile=false", "betas=hold", "device=cpu", "task.size=8", "task.text_length=16",
-        "reference.hyper.lr=1e-4",
+        "reference.hyper.lr=1e-4", "log_every=1",
     )  # fmt: skip
-    tiny = ("--width", 32, "--depth", 1, "--layout", "8e2a", "--steps", 2, "--batch-tokens", 32)
+    tiny = ("--width", 32, "--depth", 1, "--layout", "8e2a", "--steps", 20, "--batch-tokens", 32)
     sets = [part for change in changes for part in ("--set", change)]
     done = pictures("--images", tmp_path / "own.npz", "--only", "images", *tiny, *sets, "--runs", tmp_path / "runs")
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "runs" / "results" / "pictures.json").read_text())
-    assert {name: run["steps"] for name, run in found.items()} == {"images-dense": 2, "images-moe": 2}
+    assert {name: run["steps"] for name, run in found.items()} == {"images-dense": 20, "images-8e2a": 20}
     for name in found:
         assert (tmp_path / "runs" / "results" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((tmp_path / "runs" / "results" / "images-8e2a" / "speedup.json").read_text())["median"] > 0
