@@ -12,6 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -34,7 +35,8 @@ from complete_mue.apply.observe import Declared, any_number
 from complete_mue.apply.probe import Seen, look
 from complete_mue.errors import BindError, nearest
 from complete_mue.layout import FeedForward, ModelShape, Role, RoutedGroup, TensorSpec
-from complete_mue.layout.tensors import FEED_FORWARD_ROLES
+from complete_mue.layout.notation import Parameters
+from complete_mue.layout.tensors import FEED_FORWARD_ROLES, VECTOR_ROLES
 from complete_mue.plan.fold import fold
 from complete_mue.plan.plan import Plan
 from complete_mue.plan.row import Multiplier, Row
@@ -428,7 +430,23 @@ def _shape_of(
         stacked = [axis(spec, "experts") if "experts" in spec.axes else 1 for spec in always]
         branches = [axis(spec, "hidden") for spec, number in zip(always, stacked, strict=True) for _ in range(number)]
         blocks.append(FeedForward(tuple(filter(None, branches)), groups))
-    return ModelShape.of_blocks(widths.pop(), blocks, head_size(model))
+    shape = ModelShape.of_blocks(widths.pop(), blocks, head_size(model))
+    return shape.counted(_weights(specs, parameters, blocks))
+
+
+def _weights(
+    specs: tuple[TensorSpec, ...], parameters: Mapping[str, nn.Parameter], blocks: list[FeedForward]
+) -> Parameters:
+    """Entries of the matrices in layers; of experts, a token's share is active."""
+    active, total = Fraction(0), 0
+    for spec in specs:
+        if spec.layer is not None and spec.role not in VECTOR_ROLES:
+            entries = parameters[spec.name].numel()
+            routed = spec.role in (Role.EXPERT_UP, Role.EXPERT_DOWN)
+            block = blocks[spec.layer]
+            active += Fraction(entries * block.active, block.experts) if routed else entries
+            total += entries
+    return Parameters(int(active), total)
 
 
 def _repeats(specs: list[TensorSpec]) -> bool:

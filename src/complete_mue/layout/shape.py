@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from complete_mue.errors import ShapeError
@@ -121,15 +121,22 @@ class ModelShape:
         """e = H / d of the main block."""
         return self.active_width / self.width
 
-    @property
+    @cached_property
     def parameters(self) -> Parameters:
-        """Matrix entries without embeddings: gated attention, SwiGLU, routers."""
+        """Matrix entries without embeddings: those of a model that was read (``counted``), else of gated attention with
+        as many keys as queries, SwiGLU, and routers."""
         attention = ATTENTION_MATRICES * self.width**2
         total = Parameters(attention * self.depth, attention * self.depth)
         for kind, layers in self.layers.items():
             one = kind.parameters(self.width)
             total += Parameters(one.active * layers, one.total * layers)
         return total
+
+    def counted(self, parameters: Parameters) -> ModelShape:
+        """The same shape, of a model with so many weights: no rule depends on them, and no comparison sees them."""
+        shape = replace(self)
+        vars(shape)["parameters"] = parameters
+        return shape
 
 
 @dataclass(frozen=True)
