@@ -316,3 +316,20 @@ def test_a_shift_under_any_name_starts_at_zero(dtype: torch.dtype) -> None:
     mue.param_groups(model, plan, family=right)
     assert (model.norm.g == 1).all()
     assert (model.norm.b == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_that_share_their_weights_come_back_as_they_were(dtype: torch.dtype) -> None:
+    """One block under two names is looked at with other weights in it, and has its own again afterwards."""
+    model = Model().to(dtype)
+    whole = mue.describe(model, family()).parameters
+    model.blocks = nn.ModuleList([model.blocks[0]] * 2)
+    before, kept = dict(model.named_parameters()), {name: x.clone() for name, x in model.state_dict().items()}
+    shape = mue.describe(model, family())
+    after = dict(model.named_parameters())
+    assert before.keys() == after.keys()
+    assert all(x is after[name] for name, x in before.items())
+    assert all(torch.equal(x, kept[name]) for name, x in model.state_dict().items())
+    assert (2 * shape.parameters.active, 2 * shape.parameters.total) == (whole.active, whole.total)
+    plan = mue.transfer(mue.read_reference("examples/lm_reference.toml"), shape, betas="hold")
+    assert len(mue.param_groups(model, plan, family=family())) > 1

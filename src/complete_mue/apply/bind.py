@@ -439,7 +439,8 @@ def _weights(
 ) -> Parameters:
     """Entries of the matrices in layers; of experts, a token's share is active."""
     active, total = Fraction(0), 0
-    for spec in specs:
+    once = {id(parameters[spec.name]): spec for spec in specs}  # layers may share theirs
+    for spec in once.values():
         if spec.layer is not None and spec.role not in VECTOR_ROLES:
             entries = parameters[spec.name].numel()
             routed = spec.role in (Role.EXPERT_UP, Role.EXPERT_DOWN)
