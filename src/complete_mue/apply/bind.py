@@ -75,6 +75,10 @@ def bind(model: nn.Module, plan: Plan, family: Family | None = None, *, forward:
     """
     if not isinstance(model, nn.Module):
         raise BindError(f"a {type(model).__name__} where the model belongs: give an nn.Module first, then the plan")
+    if not isinstance(plan, Plan):
+        raise BindError(
+            f"a {type(plan).__name__} where the plan belongs: give what mue.transfer(reference, shape) made"
+        )
     model = unwrapped(model)
     parameters, known = _parameters(model), family_of(model, family)
     specs = _specs(model, known, parameters)
@@ -167,6 +171,11 @@ def _matched(
 
 def family_of(model: Any, family: Family | None = None) -> Family | None:
     """The family of a model or config; None for a model that declares its tensors itself."""
+    if not isinstance(family, Family | None):
+        raise BindError(
+            f"family = {family!r}: give a mue.Family, such as mue.Family.define(name, table); a known one is found by "
+            "config.model_type, and stands in complete_mue.apply.FAMILIES"
+        )
     if family is None and callable(getattr(model, "tensors", None)):
         return None
     kind = getattr(getattr(model, "config", model), "model_type", None)
@@ -407,10 +416,16 @@ def _shape_of(
         roles = layers[layer]
         experts = roles.get(Role.EXPERT_DOWN, [])
         parts = [roles.get(role, []) for role in (Role.ATTENTION_OUT, Role.ROUTER if experts else Role.DENSE_DOWN)]
-        if all(map(_repeats, parts)):
+        if all(map(_several, parts)):
             raise BindError(
-                f"layer {layer} has several blocks of one name ({parts[0][1].name!r}): the first * of a line must be "
-                "the layer's number; where layers have two, give the model a ModelShape as .shape"
+                f"layer {layer} has several blocks ({parts[0][1].name!r} is in one): the first * of a line must be the "
+                "layer's number; where layers have two, or one more stands beside them, give the model a ModelShape as "
+                ".shape"
+            )
+        if experts and Role.DENSE_DOWN in roles:
+            raise BindError(
+                f"layer {layer} has {roles[Role.DENSE_DOWN][0].name!r} of role dense_down and experts: declare what "
+                "every token takes beside experts as shared_up and shared_down"
             )
         routers = any(pattern.role is Role.ROUTER for pattern in known.patterns) if known else False
         if experts and routers and Role.ROUTER not in roles:
@@ -450,9 +465,10 @@ def _weights(
     return Parameters(int(active), total)
 
 
-def _repeats(specs: list[TensorSpec]) -> bool:
-    """Whether two of the names differ in their numbers alone."""
-    return len({any_number(spec.name) for spec in specs}) < len(specs)
+def _several(specs: list[TensorSpec]) -> bool:
+    """Whether two of the names differ in their numbers alone, or before the first of them."""
+    plain = [any_number(spec.name) for spec in specs]
+    return len(set(plain)) < len(plain) or len({name.partition("*")[0] for name in plain}) > 1
 
 
 def _active(model: nn.Module, family: Family | None, layer: int, groups: int, seen: Seen) -> int:
