@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 from complete_mue.apply.bind import Binding, bind
 from complete_mue.apply.family import Family
 from complete_mue.errors import RunError
-from complete_mue.layout.numbers import real
+from complete_mue.layout.numbers import count, real
 from complete_mue.plan.plan import Plan
 
 
@@ -134,6 +134,9 @@ def check_scheduler(scheduler: Any, steps: int = 20_000) -> None:
     """
     while hasattr(scheduler, "scheduler"):  # Accelerate wraps the scheduler it prepared
         scheduler = scheduler.scheduler
+    if not hasattr(scheduler, "optimizer"):
+        raise RunError(f"a {type(scheduler).__name__} where the scheduler belongs: give one of torch's, or the like")
+    count("steps", steps)
     groups = scheduler.optimizer.param_groups
     name = type(scheduler).__name__
     planned = [float(group.get("planned_lr", group.get("initial_lr", group["lr"]))) for group in groups]
