@@ -89,6 +89,8 @@ def test_weights_are_those_of_grouped_queries_and_latent_attention(tmp_path: Pat
     plan = mue.transfer(mue.read_reference("examples/lm_reference.toml"), shape)
     assert "active 12.6 B of 46.4 B weights" in " ".join(str(plan).split())
     assert mue.Plan.from_json(plan.to_json()).to_json() == plan.to_json()
+    first = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    assert shape_of_config(tmp_path, {**first, "intermediate_size": 64}).parameters.total == (4 + 3) * 64**2
     unknown = {key: value for key, value in mixtral.items() if key != "num_key_value_heads"}
     assert shape_of_config(tmp_path, unknown).parameters.active == active + 32 * (5 * 4096 * 4096 - attention)
     latent = {**DEEPSEEK, "kv_lora_rank": 512, "q_lora_rank": 1536, "v_head_dim": 128}
@@ -121,6 +123,9 @@ def test_other_files_are_refused(text: str, says: str, tmp_path: Path) -> None:
         ({"num_experts": 4}, "active"),
         ({"hidden_size": "x"}, "hidden_size"),
         ({"num_hidden_layers": -1}, "layers"),
+        ({"num_hidden_layers": 10**12}, r"config\.json: num_hidden_layers = 10+: give .* to 1e\+06"),  # at once
+        ({"mlp_only_layers": 3}, r"config\.json: mlp_only_layers = 3: give a list"),
+        ({"num_key_value_heads": "4"}, r"config\.json: num_key_value_heads = '4'"),
     ],
 )
 def test_impossible_numbers_are_our_errors(change: dict[str, Any], says: str, tmp_path: Path) -> None:

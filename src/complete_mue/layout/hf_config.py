@@ -13,8 +13,8 @@ from typing import Any
 
 from complete_mue.errors import FileError, MueError
 from complete_mue.layout.notation import FeedForward, Parameters, RoutedGroup
-from complete_mue.layout.numbers import count
-from complete_mue.layout.shape import ATTENTION_MATRICES, ModelShape
+from complete_mue.layout.numbers import LARGEST_COUNT, count
+from complete_mue.layout.shape import ATTENTION_MATRICES, DEEPEST, ModelShape
 from complete_mue.storage import read_json
 
 _WIDTH, _DEPTH, _HEADS = ("hidden_size", "n_embd"), ("num_hidden_layers", "n_layer"), ("num_attention_heads", "n_head")
@@ -59,12 +59,19 @@ class _Config:
     def __init__(self, path: Path, data: Mapping[str, Any]) -> None:
         self.path, self.data = path, data
 
-    def number(self, *names: str, least: int = 1) -> int:
+    def number(self, *names: str, least: int = 1, most: int = LARGEST_COUNT) -> int:
         """The first field of these names that is there."""
         for name in names:
             if self.data.get(name) is not None:
-                return count(name, self.data[name], least=least)
+                return count(name, self.data[name], least=least, most=most)
         raise FileError(f"{self.path}: no {' or '.join(names)}; add it", field=names[0], remedy="add it")
+
+    def layers(self, name: str) -> list[Any]:
+        """A list, such as of layers; empty where there is none."""
+        found = self.data.get(name) or []
+        if not isinstance(found, list):
+            raise FileError(f"{self.path}: {name} = {found!r}: give a list", field=name, given=found)
+        return found
 
     def has(self, name: str) -> bool:
         return self.data.get(name) is not None
@@ -103,7 +110,7 @@ def shape_of_config(path: Path, data: Mapping[str, Any]) -> ModelShape:
     config, family = _Config(path, data), data["model_type"]
     has = READABLE[family]
     try:
-        width, depth = config.number(*_WIDTH), config.number(*_DEPTH)
+        width, depth = config.number(*_WIDTH), config.number(*_DEPTH, most=DEEPEST)
         routed = _routed(config, has) if has else None
         shape = ModelShape.of_blocks(
             width,
@@ -151,7 +158,7 @@ def _routes(config: _Config, layer: int) -> bool:
         end = config.data.get("moe_layer_end_index")
         begun = layer >= config.number(*_FIRST_DENSE, least=0)
         return begun and (end in (None, -1) or layer <= end) and every("moe_layer_interval")
-    return layer not in (config.data.get("mlp_only_layers") or []) and every("decoder_sparse_step")
+    return layer not in config.layers("mlp_only_layers") and every("decoder_sparse_step")
 
 
 def _head_dim(config: _Config, width: int) -> int | None:
@@ -175,8 +182,8 @@ def _attention(config: _Config, shape: ModelShape) -> int | None:
         queries = heads * size * width if inner is None else inner * (width + heads * size)
         rope = config.number("qk_rope_head_dim")
         return queries + width * (rank + rope) + rank * heads * (size - rope + value) + heads * value * width
-    grouped = "num_key_value_heads"
-    if family != "gpt2" and grouped not in config.data:
+    grouped = "num_key_value_heads"  # in llama's first configs not there, elsewhere a default
+    if grouped not in config.data and family not in ("llama", "gpt2"):
         return None
-    pairs = config.number(grouped) if family != "gpt2" and config.has(grouped) else heads
+    pairs = config.number(grouped) if config.has(grouped) and family != "gpt2" else heads
     return ((3 if family == "afmoe" else 2) * heads + 2 * pairs) * size * width  # afmoe gates its output

@@ -13,7 +13,7 @@ from complete_mue.layout.numbers import count
 
 # The paper's attention: query, key, value, output gate and output projection, each width x width.
 ATTENTION_MATRICES = 5
-_DEEPEST = 1_000_000
+DEEPEST = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ModelShape:
 
     def __post_init__(self) -> None:
         count("width", self.width)
-        count("depth", self.depth, most=_DEEPEST)
+        count("depth", self.depth, most=DEEPEST)
         count("dense_layers", self.dense_layers, least=0, most=self.depth)
         if self.head_dim is not None:
             count("head_dim", self.head_dim)
