@@ -413,6 +413,13 @@ def test_plan_for_another_shape() -> None:
         mue.initialize(model, plan_for(Mine(experts=8)), family=MINE)
 
 
+def test_a_k_that_was_not_seen_is_said_to_be_the_familys() -> None:
+    """Initial weights are drawn without a forward: until then a family's own number counts."""
+    three = mue.Family.define("mine", TABLE, active=3)
+    with pytest.raises(BindError, match=r"4e2a@20 x2, but .* 4e3a@20 x2 \(k as family 'mine' says, active = 3"):
+        mue.initialize(Mine(), plan_for(Mine()), family=three)
+
+
 def test_plan_for_experts_of_another_width() -> None:
     """Equal active width in all, but other shares of it: rules that read an expert's fan-in tell them apart."""
     model = Mine()

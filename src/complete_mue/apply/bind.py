@@ -84,7 +84,10 @@ def bind(model: nn.Module, plan: Plan, family: Family | None = None, *, forward:
     specs = _specs(model, known, parameters)
     seen = _seen(model, known, specs, forward=forward)
     _check_routing(model, known, seen)
-    _check_shape(plan.shape, _shape_of(model, specs, known, parameters, seen))
+    said = ""
+    if known is not None and any(layer.active is None for layer in seen.routing.values()):
+        said = f" (k as family {known.name!r} says, active = {known.active!r}; no forward has shown it)"
+    _check_shape(plan.shape, _shape_of(model, specs, known, parameters, seen), said)
     check_attention_scale(model, plan)
     specs = tuple(spec for spec in specs if parameters[spec.name].requires_grad)
     rows = _rows(plan, specs, tuple(known.fan_in_ratios.items()) if known else ())
@@ -487,7 +490,7 @@ def _active(model: nn.Module, family: Family | None, layer: int, groups: int, se
     return value // groups
 
 
-def _check_shape(planned: ModelShape, built: ModelShape) -> None:
+def _check_shape(planned: ModelShape, built: ModelShape, said: str) -> None:
     # Groups and shared branches may be merged in a model; what the rules see must agree.
     def facts(shape: ModelShape) -> tuple[int, list[tuple[float, ...]]]:
         return shape.width, [(b.active_width, b.routed_width, b.experts, b.active) for b in shape.blocks]
@@ -495,7 +498,7 @@ def _check_shape(planned: ModelShape, built: ModelShape) -> None:
     if facts(planned) == facts(built):
         return
     raise BindError(
-        f"the plan is for {_words(planned)}, but the model is {_words(built)}: "
+        f"the plan is for {_words(planned)}, but the model is {_words(built)}{said}: "
         "make the plan for this model (shape = mue.describe(model)), or build the model that was planned"
     )
 
