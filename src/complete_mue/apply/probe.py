@@ -192,13 +192,16 @@ def _run(model: nn.Module, tokens: Tensor) -> Any:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    modes = {module: module.training for module in model.modules()}
+    """Eval mode; afterwards modules hold what they held: the mode, and no table that a forward made in float32."""
+    kept = [(held, dict(held)) for module in model.modules() for held in (vars(module), module._buffers)]
     try:
         model.eval()
         yield
     finally:
-        for module, training in modes.items():
-            module.training = training
+        for held, before in kept:
+            for name in held.keys() - before.keys():
+                del held[name]
+            held.update((name, value) for name, value in before.items() if held.get(name) is not value)
 
 
 def _logits(output: Any) -> Tensor | None:
