@@ -39,15 +39,16 @@ class ModelShape:
             count("head_dim", self.head_dim)
         if isinstance(self.feed_forward, FeedForward):
             return
-        if isinstance(self.feed_forward, str) or not isinstance(self.feed_forward, Iterable):
+        blocks = tuple(self.feed_forward) if isinstance(self.feed_forward, Iterable) else (self.feed_forward,)
+        if not all(isinstance(block, FeedForward) for block in blocks):
             raise ShapeError(
                 f"feed_forward = {self.feed_forward!r}: give a FeedForward, such as "
                 'FeedForward.parse("8e2a", expert_width=64)',
                 field="feed_forward",
                 given=self.feed_forward,
             )
-        object.__setattr__(self, "feed_forward", tuple(self.feed_forward))
-        if len(self.feed_forward) != self.depth or not all(isinstance(f, FeedForward) for f in self.feed_forward):
+        object.__setattr__(self, "feed_forward", blocks)
+        if len(self.feed_forward) != self.depth:
             raise ShapeError(
                 f"feed_forward lists {len(self.feed_forward)} blocks for depth = {self.depth}: "
                 "give one FeedForward for all layers, or exactly one per layer",
