@@ -102,7 +102,8 @@ def _shuffle(binding: Binding, seed: int) -> None:
     for b in binding if seed else ():
         if b.row.init_std is None or b.parameter.dim() < 2:
             continue
-        order = torch.randperm(b.parameter.shape[-2:].numel(), generator=generator_of(b, seed)).to(b.parameter.device)
+        entries = b.parameter.shape[-2:].numel()
+        order = torch.randperm(entries, generator=generator_of(b, seed), device="cpu").to(b.parameter.device)
         b.parameter.copy_(b.parameter.flatten(-2)[..., order].view(b.parameter.shape))
 
 

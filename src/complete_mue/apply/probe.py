@@ -360,7 +360,8 @@ def _same_for_any_router(
     generator = torch.Generator().manual_seed(0)
 
     def drawn(like: Tensor) -> Tensor:
-        value = torch.empty(like.shape).normal_(0.0, max(like.shape[1:], default=1) ** -0.5, generator=generator)
+        value = torch.empty(like.shape, device="cpu")
+        value.normal_(0.0, max(like.shape[1:], default=1) ** -0.5, generator=generator)
         return value.to(like.device, like.dtype)
 
     experts = _by_expert(specs, parameters)

@@ -132,8 +132,8 @@ def text(vocab: int, rows: int, step: int, length: int = SEQUENCE) -> Tensor:
 @lru_cache(maxsize=2)
 def _chances(vocab: int) -> Tensor:
     """Of each token after each other one, [vocab, vocab]."""
-    ranks = torch.arange(1, vocab + 1).double() ** -1.5
+    ranks = torch.arange(1, vocab + 1, device="cpu").double() ** -1.5
     shares = (ranks / ranks.sum()).float()
     draws = torch.Generator().manual_seed(0)
-    own = torch.stack([shares[torch.randperm(vocab, generator=draws)] for _ in range(vocab)])
+    own = torch.stack([shares[torch.randperm(vocab, generator=draws, device="cpu")] for _ in range(vocab)])
     return 0.75 * shares + 0.25 * own
