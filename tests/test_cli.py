@@ -121,6 +121,7 @@ def test_layout(root: Path) -> None:
         (("layout", "4e2a", "--width", "8"), "expert_width"),
         (("layout", "4e2a", "--width", "-8", "--expert-width", "4"), "width = -8"),
         (("layout", "4e2a"), "--width"),
+        (("layout", "4e2a@8", "--width", "8", "--expert-width", "4"), "every part has its width; leave it out"),
         (("plan", "none.toml", "none.toml"), "none.toml: no such file"),
         (("plan", FILES[0], "Makefile"), "not valid TOML"),
         (("plan", *FILES, "--rules", "mupp"), "did you mean 'mup'?"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import io
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -293,8 +294,12 @@ def test_lines_that_cannot_be_read() -> None:
         define("x", "a.weight | norm | width | | onse")
     with pytest.raises(BindError, match=r"native .*'expert_dwn'.*'expert_down'"):
         define("x", "a.weight | norm | width", native={"expert_dwn": "c"})
-    with pytest.raises(BindError, match=r"fan_in_ratios\['hidden'\] = 0"):
-        define("x", "a.weight | dense_down | width <hidden>", fan_in_ratios={"hidden": 0})
+    for ratio in (0, "2", math.inf):
+        with pytest.raises(BindError, match=r"fan_in_ratios\['hidden'\] = "):
+            define("x", "a.weight | dense_down | width <hidden>", fan_in_ratios={"hidden": ratio})  # type: ignore[dict-item]
+    for axes in ("width <hidden", "width hidden>", "width < hidden >"):
+        with pytest.raises(BindError, match="in one word"):
+            define("x", f"a.weight | dense_down | {axes}")
 
 
 def test_active_experts_are_seen_or_must_be_known() -> None:
@@ -356,8 +361,31 @@ def test_layers_of_two_numbers_are_no_layers() -> None:
     """Two stages of two blocks are four layers; by the first number they would be two."""
     model = Mine(depth=4)
     model.blocks = torch.nn.ModuleList(torch.nn.Sequential(*model.blocks[i : i + 2]) for i in (0, 2))
-    with pytest.raises(BindError, match=r"layer 0 has several blocks of one name \('blocks\.0\.1\."):
+    with pytest.raises(BindError, match=r"layer 0 has several blocks \('blocks\.0\.1\."):
         mue.describe(model, mue.Family.define("mine", TABLE.replace("blocks.*", "blocks.*.*"), active=2))
+
+
+def test_blocks_beside_the_layers_are_not_merged_into_them() -> None:
+    """A block that predicts a further token, or a decoder beside an encoder: by its number it would be layer 0."""
+    model = Mine()
+    model.mtp = torch.nn.ModuleList([Block(24, 4, 20)])
+    more = "".join(line.replace("blocks.*", "mtp.*") + "\n" for line in TABLE.splitlines() if "blocks" in line)
+    family = mue.Family.define("mine", TABLE + more, active=2)
+    with pytest.raises(BindError, match=r"layer 0 has several blocks \('mtp\.0\.proj.*as \.shape"):
+        mue.describe(model, family)
+    model.shape = mue.ModelShape(24, 2, mue.FeedForward.parse("4e2a", 20))
+    assert "mtp.0.w2" in {bound.name for bound in bind(model, plan_for(model, family), family)}
+
+
+def test_what_stands_beside_experts_is_shared() -> None:
+    model = Mine()
+    for block in model.blocks:
+        block.up, block.down = torch.nn.Linear(24, 20, bias=False), torch.nn.Linear(20, 24, bias=False)
+    table = TABLE + "blocks.*.up.weight | dense_up | hidden <width>\nblocks.*.down.weight | dense_down | width <hidden>"
+    with pytest.raises(BindError, match=r"'blocks.0.down.weight' of role dense_down and experts.*shared_up"):
+        mue.describe(model, mue.Family.define("mine", table, active=2))
+    shared = mue.Family.define("mine", table.replace("dense_", "shared_"), active=2)
+    assert str(mue.describe(model, shared).main) == "4e2a1s"
 
 
 def test_tied_weights() -> None:
@@ -385,6 +413,13 @@ def test_plan_for_another_shape() -> None:
         mue.initialize(model, plan_for(Mine(experts=8)), family=MINE)
 
 
+def test_a_k_that_was_not_seen_is_said_to_be_the_familys() -> None:
+    """Initial weights are drawn without a forward: until then a family's own number counts."""
+    three = mue.Family.define("mine", TABLE, active=3)
+    with pytest.raises(BindError, match=r"4e2a@20 x2, but .* 4e3a@20 x2 \(k as family 'mine' says, active = 3"):
+        mue.initialize(Mine(), plan_for(Mine()), family=three)
+
+
 def test_plan_for_experts_of_another_width() -> None:
     """Equal active width in all, but other shares of it: rules that read an expert's fan-in tell them apart."""
     model = Mine()
@@ -406,6 +441,10 @@ def test_shared_experts_in_one_tensor() -> None:
 
 
 def test_unknown_models() -> None:
+    with pytest.raises(BindError, match=r"family = 'mixtral': give a mue\.Family"):
+        mue.describe(Mine(), "mixtral")  # type: ignore[arg-type]
+    with pytest.raises(BindError, match="a ModelShape where the plan belongs"):
+        mue.initialize(Mine(), mue.describe(Mine(), MINE), family=MINE)  # type: ignore[arg-type]
     with pytest.raises(BindError, match=r"Mine .*config.model_type.*mixtral.*Family.define"):
         mue.describe(Mine())
     with pytest.raises(BindError, match=r"model_type 'mixtrall'.*'mixtral'"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable
@@ -324,6 +325,42 @@ def test_a_setup_that_can_make_nothing_is_an_error() -> None:
     with pytest.raises(mue.MueError, match=r"width: .*ZeroDivisionError.* 8 ") as error:
         mue.check(lambda plan: 1 / 0, None)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"optimizer": None}, "a NoneType as optimizer"),
+        ({"scheduler": "cosine"}, "a str as scheduler"),
+        ({"loss": lambda model, step: 1.0}, r"loss\(model, step\) returned a float"),
+        ({"loss": lambda model, step: next(model.parameters())}, r"returned a tensor of shape \["),
+        ({"loss": lambda model, step: 1 / 0}, r"loss\(model, step\) failed with ZeroDivisionError"),
+        ({"clip": lambda model: 1 / 0}, r"clip\(model\) failed with ZeroDivisionError"),
+    ],
+)
+def test_parts_of_a_setup_that_fail_are_named(changes: dict[str, Any], says: str) -> None:
+    def build(plan: mue.Plan) -> mue.Setup:
+        return dataclasses.replace(language_model_setup(plan), **changes)
+
+    with pytest.raises(mue.MueError, match=says):
+        mue.check(build, "width", points=ends("width"), steps=1, seeds=1)
+
+
+def test_a_model_that_gives_no_logits_is_named() -> None:
+    def build(plan: mue.Plan) -> mue.Setup:
+        setup = dataclasses.replace(language_model_setup(plan), loss=None)
+        forward = setup.model.forward
+        setup.model.forward = lambda tokens: (forward(tokens),)
+        return setup
+
+    with pytest.raises(mue.MueError, match=r"model\(tokens\), for logits .*loss=.* failed with AttributeError"):
+        mue.check(build, "width", points=ends("width"), steps=1, seeds=1)
+
+
+@pytest.mark.parametrize("tolerance", ["0.3", float("nan"), -1.0])
+def test_a_tolerance_is_a_number(tolerance: Any) -> None:
+    with pytest.raises(mue.MueError, match="tolerance = "):
+        mue.check(language_model_setup, "width", tolerance=tolerance)
 
 
 def test_an_axis_that_was_asked_for_and_cannot_be_made_is_an_error_with_the_remedy() -> None:

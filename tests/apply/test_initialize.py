@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 import complete_mue as mue  # noqa: E402
 from complete_mue.apply import bind  # noqa: E402
 from complete_mue.apply.initialize import initial_value  # noqa: E402
+from complete_mue.apply.setup import _chances, text  # noqa: E402
 from complete_mue.errors import BindError  # noqa: E402
 from complete_mue.layout import Role, TensorSpec  # noqa: E402
 
@@ -75,6 +76,18 @@ def test_the_global_random_state_is_left_alone(plan: mue.Plan) -> None:
     before = torch.get_rng_state()
     mue.initialize(model, plan, family=FAMILY)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_default_device_has_no_say(plan: mue.Plan) -> None:
+    """Draws are made on the CPU by a generator of the CPU; with the default device elsewhere they still are."""
+    model, plain = Small(), values(mue.initialize(Small(), plan, family=FAMILY))
+    expected = text(32, 2, 0, 8)
+    _chances.cache_clear()
+    with torch.device("meta"):
+        mue.initialize(model, plan, family=FAMILY)
+        found = text(32, 2, 0, 8)
+    assert all(torch.equal(value, plain[name]) for name, value in values(model).items())
+    assert torch.equal(found, expected)
 
 
 def test_half_precision_is_the_rounded_draw(plan: mue.Plan) -> None:

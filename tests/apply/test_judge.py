@@ -78,3 +78,19 @@ def test_the_checks_text_is_skewed_repeatable_and_fits_any_vocabulary() -> None:
     shares = torch.bincount(tokens.flatten()).sort(descending=True).values / tokens.numel()
     assert shares[0] > 0.2  # rank^-1.5 gives the first of 256 tokens two fifths, and hints spread a quarter of that
     assert int(text(8, rows=4, step=0).max()) < 8
+
+
+@pytest.mark.parametrize(
+    ("change", "planned", "says"),
+    [
+        (0.5, 1 / 3, OK),
+        (0.0, 1 / 3, OK),
+        (-0.5, 1 / 3, MOVES),
+        (0.7, 1 / 3, MOVES),
+        (0.5, 0.0, MOVES),
+        (-0.5, -1 / 3, OK),
+    ],
+)
+def test_a_change_may_go_with_a_learning_rate_that_the_plan_moves(change: float, planned: float, says: str) -> None:
+    (role,) = judge_roles("active", XS, [line(change, 0.0)], {}, 0.3, {Role.READOUT: planned})
+    assert role.verdict == says, role.why

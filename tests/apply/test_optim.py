@@ -124,6 +124,8 @@ def test_the_norm_is_that_of_the_multiplier_form(model: Small, plan: mue.Plan) -
     gradients = {b.name: b.parameter.grad.clone() for b in bound}
     assert mue.clip_grad_norm_(model, plan, 1e9, family=FAMILY).item() == pytest.approx(whole, rel=1e-5)
     assert all(torch.equal(b.parameter.grad, gradients[b.name]) for b in bound)
+    assert mue.clip_grad_norm_(model, plan, math.inf, family=FAMILY).item() == pytest.approx(whole, rel=1e-5)
+    assert all(torch.equal(b.parameter.grad, gradients[b.name]) for b in bound)
     assert mue.clip_grad_norm_(model, plan, 0.5, family=FAMILY).item() == pytest.approx(whole, rel=1e-5)
     for b in bound:
         torch.testing.assert_close(b.parameter.grad, gradients[b.name] * (0.5 / whole), rtol=1e-5, atol=1e-9)

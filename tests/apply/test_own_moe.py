@@ -316,3 +316,51 @@ def test_a_shift_under_any_name_starts_at_zero(dtype: torch.dtype) -> None:
     mue.param_groups(model, plan, family=right)
     assert (model.norm.g == 1).all()
     assert (model.norm.b == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_that_share_their_weights_come_back_as_they_were(dtype: torch.dtype) -> None:
+    """One block under two names is looked at with other weights in it, and has its own again afterwards."""
+    model = Model().to(dtype)
+    whole = mue.describe(model, family()).parameters
+    model.blocks = nn.ModuleList([model.blocks[0]] * 2)
+    before, kept = dict(model.named_parameters()), {name: x.clone() for name, x in model.state_dict().items()}
+    shape = mue.describe(model, family())
+    after = dict(model.named_parameters())
+    assert before.keys() == after.keys()
+    assert all(x is after[name] for name, x in before.items())
+    assert all(torch.equal(x, kept[name]) for name, x in model.state_dict().items())
+    assert (2 * shape.parameters.active, 2 * shape.parameters.total) == (whole.active, whole.total)
+    plan = mue.transfer(mue.read_reference("examples/lm_reference.toml"), shape, betas="hold")
+    assert len(mue.param_groups(model, plan, family=family())) > 1
+
+
+class Rotated(Attention):
+    """Keeps tables of the longest sequence so far, in the type that it first saw: an attribute and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", None, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None or len(self.table) < x.shape[1]:
+            self.table = torch.ones(x.shape[1], 1, dtype=x.dtype)
+            self.longest = self.table.clone()
+        q, k, v = self.qkv(x).chunk(3, -1)
+        q, k = q * self.table[: x.shape[1]], k * self.longest[: x.shape[1]]
+        return self.o(F.scaled_dot_product_attention(q, k, v, is_causal=True))
+
+
+def test_tables_that_a_forward_keeps_are_not_left_behind() -> None:
+    """A look in float32 would leave float32 tables in a model of 16 bits, whose own forward then fails."""
+    model = Model()
+    for block in model.blocks:
+        block.attn = Rotated()
+    model.to(torch.bfloat16).train()
+    mue.describe(model, family())
+    assert all(block.attn.table is None and not hasattr(block.attn, "longest") for block in model.blocks)
+    assert all(module.training for module in model.modules())
+    assert model(torch.zeros(1, 4, dtype=torch.long)).dtype == torch.bfloat16
+    held = [block.attn.longest for block in model.blocks]
+    mue.describe(model, family())
+    assert all(block.attn.longest is one for block, one in zip(model.blocks, held, strict=True))

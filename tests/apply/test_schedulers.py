@@ -128,3 +128,12 @@ def test_a_late_break_is_seen(groups: list[dict[str, Any]]) -> None:
     parts = [lr_scheduler.LinearLR(optimizer, 0.1, 1, 2000), lr_scheduler.CosineAnnealingLR(optimizer, 8000, 1e-4)]
     with pytest.raises(RunError, match=r"SequentialLR .* at step 2\d\d\d"):
         mue.check_scheduler(lr_scheduler.SequentialLR(optimizer, parts, milestones=[2000]))
+
+
+def test_what_is_no_scheduler_is_said(groups: list[dict[str, Any]]) -> None:
+    optimizer = torch.optim.AdamW(groups)
+    with pytest.raises(mue.MueError, match="AdamW where the scheduler belongs"):
+        mue.check_scheduler(optimizer)
+    for steps in (0, "100"):
+        with pytest.raises(mue.MueError, match="steps = "):
+            mue.check_scheduler(torch.optim.lr_scheduler.ConstantLR(optimizer), steps=steps)  # type: ignore[arg-type]

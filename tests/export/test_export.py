@@ -369,3 +369,9 @@ def test_what_has_no_equivalent_is_said(tool: str, tiny_plan: mue.Plan) -> None:
     assert "no equivalent" in text
     assert "ranks" in text
     assert "roups" in text
+
+
+@pytest.mark.parametrize("tool", ["torchtitan", "megatron"])
+def test_heads_that_no_plan_knows_are_said_to_be_the_users(tool: str, lm_plan: mue.Plan) -> None:
+    """A plan knows no number of heads: what an export fills in for it must not pass for the model's own."""
+    assert "none share keys" in export(lm_plan, tool)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import complete_mue as mue
-from complete_mue.layout.hf_config import READABLE, find_config, read_config, shape_of_config
+from complete_mue.layout.hf_config import _MIXED_ATTENTION, READABLE, find_config, read_config, shape_of_config
 from in_process import mue as run
 
 QWEN: dict[str, Any] = {
@@ -68,7 +68,35 @@ def test_fields_say_what_transformers_builds(name: str, changes: dict[str, Any],
     assert path is not None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert shape_of_config(path, read_config(path)) == mue.describe(config)
+        read, built = shape_of_config(path, read_config(path)), mue.describe(config)
+    assert read == built
+    if name not in _MIXED_ATTENTION:  # a shared expert's gate has one row, and is not counted
+        assert read.parameters.active == pytest.approx(built.parameters.active, abs=read.width * read.depth)
+        assert read.parameters.total == pytest.approx(built.parameters.total, abs=read.width * read.depth)
+
+
+def test_weights_are_those_of_grouped_queries_and_latent_attention(tmp_path: Path) -> None:
+    """Mixtral-8x7B and DeepSeek-V3 as published, embeddings left out."""
+    mixtral = {
+        "model_type": "mixtral", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "intermediate_size": 14336, "num_local_experts": 8, "num_experts_per_tok": 2,
+    }  # fmt: skip
+    attention = 2 * 4096 * 4096 + 2 * 4096 * 1024
+    active, total = (32 * (attention + 3 * 4096 * 14336 * experts + 8 * 4096) for experts in (2, 8))
+    shape = shape_of_config(tmp_path, mixtral)
+    assert (shape.parameters.active, shape.parameters.total) == (active, total)
+    assert (active + 2 * 32000 * 4096) / 1e9 == pytest.approx(12.9, abs=0.05)
+    plan = mue.transfer(mue.read_reference("examples/lm_reference.toml"), shape)
+    assert "active 12.6 B of 46.4 B weights" in " ".join(str(plan).split())
+    assert mue.Plan.from_json(plan.to_json()).to_json() == plan.to_json()
+    first = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    assert shape_of_config(tmp_path, {**first, "intermediate_size": 64}).parameters.total == (4 + 3) * 64**2
+    unknown = {key: value for key, value in mixtral.items() if key != "num_key_value_heads"}
+    assert shape_of_config(tmp_path, unknown).parameters.active == active + 32 * (5 * 4096 * 4096 - attention)
+    latent = {**DEEPSEEK, "kv_lora_rank": 512, "q_lora_rank": 1536, "v_head_dim": 128}
+    known = shape_of_config(tmp_path, latent).parameters
+    assert (known.active + 2 * 129280 * 7168) / 1e9 == pytest.approx(37.5, abs=0.1)
+    assert (known.total + 2 * 129280 * 7168) / 1e9 == pytest.approx(671, abs=0.5)
 
 
 @pytest.mark.parametrize("missing", ["hidden_size", "num_experts", "moe_intermediate_size", "num_experts_per_tok"])
@@ -95,6 +123,9 @@ def test_other_files_are_refused(text: str, says: str, tmp_path: Path) -> None:
         ({"num_experts": 4}, "active"),
         ({"hidden_size": "x"}, "hidden_size"),
         ({"num_hidden_layers": -1}, "layers"),
+        ({"num_hidden_layers": 10**12}, r"config\.json: num_hidden_layers = 10+: give .* to 1e\+06"),  # at once
+        ({"mlp_only_layers": 3}, r"config\.json: mlp_only_layers = 3: give a list"),
+        ({"num_key_value_heads": "4"}, r"config\.json: num_key_value_heads = '4'"),
     ],
 )
 def test_impossible_numbers_are_our_errors(change: dict[str, Any], says: str, tmp_path: Path) -> None:

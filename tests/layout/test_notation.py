@@ -93,6 +93,9 @@ def test_layers() -> None:
     assert ModelShape(64, 4, shape.blocks).parameters == shape.parameters
     with pytest.raises(ShapeError, match="one per layer"):
         ModelShape(64, 3, shape.blocks)
+    for wrong in ("8e2a", None, 64, ["dense"] * 4, [moe, moe, moe, "8e2a"]):
+        with pytest.raises(ShapeError, match=r"feed_forward = .*: give a FeedForward, such as"):
+            ModelShape(64, 4, wrong)  # type: ignore[arg-type]
     with pytest.raises(ShapeError, match="dense_layers = 5: give a whole number from 0 to 4"):
         ModelShape(64, 4, moe, dense_layers=5)
     with pytest.raises(ShapeError, match="dense_layers"):

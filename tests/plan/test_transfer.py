@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from typing import Any
@@ -121,6 +122,12 @@ def test_a_reference_has_one_sparsity(lm_reference: mue.Reference) -> None:
         mue.transfer(plan.as_reference(), plan.shape)
     paper = mue.transfer(lm_reference, plan.shape, rules="complete_mue")  # knows no sparsity
     assert mue.transfer(paper.as_reference(), plan.shape, rules="complete_mue").isclose(paper)
+
+
+@pytest.mark.parametrize("tuned", [{"embedding": {"lr": 4e-3}}, [mue.Tuned(lr=4e-3)], None])
+def test_what_is_not_tuned_by_role_is_refused(tuned: Any, lm_reference: mue.Reference) -> None:
+    with pytest.raises(mue.MueError, match=r"tuned = .*: give a Tuned per role"):
+        dataclasses.replace(lm_reference, tuned=tuned)
 
 
 @pytest.mark.parametrize("budget", [{"batch_tokens": 64, "steps": 10}, (64, 10), 0])

@@ -12,6 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -34,7 +35,8 @@ from complete_mue.apply.observe import Declared, any_number
 from complete_mue.apply.probe import Seen, look
 from complete_mue.errors import BindError, nearest
 from complete_mue.layout import FeedForward, ModelShape, Role, RoutedGroup, TensorSpec
-from complete_mue.layout.tensors import FEED_FORWARD_ROLES
+from complete_mue.layout.notation import Parameters
+from complete_mue.layout.tensors import FEED_FORWARD_ROLES, VECTOR_ROLES
 from complete_mue.plan.fold import fold
 from complete_mue.plan.plan import Plan
 from complete_mue.plan.row import Multiplier, Row
@@ -73,12 +75,19 @@ def bind(model: nn.Module, plan: Plan, family: Family | None = None, *, forward:
     """
     if not isinstance(model, nn.Module):
         raise BindError(f"a {type(model).__name__} where the model belongs: give an nn.Module first, then the plan")
+    if not isinstance(plan, Plan):
+        raise BindError(
+            f"a {type(plan).__name__} where the plan belongs: give what mue.transfer(reference, shape) made"
+        )
     model = unwrapped(model)
     parameters, known = _parameters(model), family_of(model, family)
     specs = _specs(model, known, parameters)
     seen = _seen(model, known, specs, forward=forward)
     _check_routing(model, known, seen)
-    _check_shape(plan.shape, _shape_of(model, specs, known, parameters, seen))
+    said = ""
+    if known is not None and any(layer.active is None for layer in seen.routing.values()):
+        said = f" (k as family {known.name!r} says, active = {known.active!r}; no forward has shown it)"
+    _check_shape(plan.shape, _shape_of(model, specs, known, parameters, seen), said)
     check_attention_scale(model, plan)
     specs = tuple(spec for spec in specs if parameters[spec.name].requires_grad)
     rows = _rows(plan, specs, tuple(known.fan_in_ratios.items()) if known else ())
@@ -165,6 +174,11 @@ def _matched(
 
 def family_of(model: Any, family: Family | None = None) -> Family | None:
     """The family of a model or config; None for a model that declares its tensors itself."""
+    if not isinstance(family, Family | None):
+        raise BindError(
+            f"family = {family!r}: give a mue.Family, such as mue.Family.define(name, table); a known one is found by "
+            "config.model_type, and stands in complete_mue.apply.FAMILIES"
+        )
     if family is None and callable(getattr(model, "tensors", None)):
         return None
     kind = getattr(getattr(model, "config", model), "model_type", None)
@@ -405,10 +419,16 @@ def _shape_of(
         roles = layers[layer]
         experts = roles.get(Role.EXPERT_DOWN, [])
         parts = [roles.get(role, []) for role in (Role.ATTENTION_OUT, Role.ROUTER if experts else Role.DENSE_DOWN)]
-        if all(map(_repeats, parts)):
+        if all(map(_several, parts)):
             raise BindError(
-                f"layer {layer} has several blocks of one name ({parts[0][1].name!r}): the first * of a line must be "
-                "the layer's number; where layers have two, give the model a ModelShape as .shape"
+                f"layer {layer} has several blocks ({parts[0][1].name!r} is in one): the first * of a line must be the "
+                "layer's number; where layers have two, or one more stands beside them, give the model a ModelShape as "
+                ".shape"
+            )
+        if experts and Role.DENSE_DOWN in roles:
+            raise BindError(
+                f"layer {layer} has {roles[Role.DENSE_DOWN][0].name!r} of role dense_down and experts: declare what "
+                "every token takes beside experts as shared_up and shared_down"
             )
         routers = any(pattern.role is Role.ROUTER for pattern in known.patterns) if known else False
         if experts and routers and Role.ROUTER not in roles:
@@ -428,12 +448,30 @@ def _shape_of(
         stacked = [axis(spec, "experts") if "experts" in spec.axes else 1 for spec in always]
         branches = [axis(spec, "hidden") for spec, number in zip(always, stacked, strict=True) for _ in range(number)]
         blocks.append(FeedForward(tuple(filter(None, branches)), groups))
-    return ModelShape.of_blocks(widths.pop(), blocks, head_size(model))
+    shape = ModelShape.of_blocks(widths.pop(), blocks, head_size(model))
+    return shape.counted(_weights(specs, parameters, blocks))
 
 
-def _repeats(specs: list[TensorSpec]) -> bool:
-    """Whether two of the names differ in their numbers alone."""
-    return len({any_number(spec.name) for spec in specs}) < len(specs)
+def _weights(
+    specs: tuple[TensorSpec, ...], parameters: Mapping[str, nn.Parameter], blocks: list[FeedForward]
+) -> Parameters:
+    """Entries of the matrices in layers; of experts, a token's share is active."""
+    active, total = Fraction(0), 0
+    once = {id(parameters[spec.name]): spec for spec in specs}  # layers may share theirs
+    for spec in once.values():
+        if spec.layer is not None and spec.role not in VECTOR_ROLES:
+            entries = parameters[spec.name].numel()
+            routed = spec.role in (Role.EXPERT_UP, Role.EXPERT_DOWN)
+            block = blocks[spec.layer]
+            active += Fraction(entries * block.active, block.experts) if routed else entries
+            total += entries
+    return Parameters(int(active), total)
+
+
+def _several(specs: list[TensorSpec]) -> bool:
+    """Whether two of the names differ in their numbers alone, or before the first of them."""
+    plain = [any_number(spec.name) for spec in specs]
+    return len(set(plain)) < len(plain) or len({name.partition("*")[0] for name in plain}) > 1
 
 
 def _active(model: nn.Module, family: Family | None, layer: int, groups: int, seen: Seen) -> int:
@@ -452,7 +490,7 @@ def _active(model: nn.Module, family: Family | None, layer: int, groups: int, se
     return value // groups
 
 
-def _check_shape(planned: ModelShape, built: ModelShape) -> None:
+def _check_shape(planned: ModelShape, built: ModelShape, said: str) -> None:
     # Groups and shared branches may be merged in a model; what the rules see must agree.
     def facts(shape: ModelShape) -> tuple[int, list[tuple[float, ...]]]:
         return shape.width, [(b.active_width, b.routed_width, b.experts, b.active) for b in shape.blocks]
@@ -460,7 +498,7 @@ def _check_shape(planned: ModelShape, built: ModelShape) -> None:
     if facts(planned) == facts(built):
         return
     raise BindError(
-        f"the plan is for {_words(planned)}, but the model is {_words(built)}: "
+        f"the plan is for {_words(planned)}, but the model is {_words(built)}{said}: "
         "make the plan for this model (shape = mue.describe(model)), or build the model that was planned"
     )
 

@@ -23,7 +23,7 @@ from complete_mue.apply.setup import Setup, built
 from complete_mue.errors import MueError, RunError
 from complete_mue.layout import Reference, Role
 from complete_mue.layout.axes import AXES, LAYOUT, LAYOUT_AXES, Point, axis_lines, small_reference
-from complete_mue.layout.numbers import count
+from complete_mue.layout.numbers import count, real
 from complete_mue.plan.plan import Plan
 from complete_mue.plan.transfer import transfer
 from complete_mue.rules.catalog import DEFAULT_RULES, Rules
@@ -133,6 +133,7 @@ def check(
     """
     count("steps", steps)
     count("seeds", seeds)
+    real("tolerance", tolerance, positive=False)
     rules, reference = Rules.named(rules), reference or small_reference()
     names = [axes] if isinstance(axes, str) else list(AXES if axes is None else axes)
     results, not_walked, seen = [], list[NotWalked](), _Findings()
@@ -211,7 +212,9 @@ class _Walk:
             self.findings.add(observed[0][-1].findings)
         xs, first = [point.x for point in line], observed[0]
         expected = {Role.READOUT: slope_of(xs, [[_readout_size(plan) for plan in plans]]).value}
-        roles = judge_roles(axis, xs, observed, expected, self.tolerance)
+        rate = slope_of(xs, [[_sparsity_rate(plan) for plan in plans]]).value
+        planned = dict.fromkeys((Role.EXPERT_UP, Role.EXPERT_DOWN), rate)  # down's output moves with its input
+        roles = judge_roles(axis, xs, observed, expected, self.tolerance, planned)
         routing = tuple(Routing(x, o.forward_factor, o.load_variation) for x, o in zip(xs, first, strict=True))
         effects = tuple(self.ratios(first, plans)) if self.effects else ()
         return AxisCheck(axis, tuple(xs), roles, routing, effects)
@@ -242,3 +245,9 @@ def _readout_size(plan: Plan) -> float:
     """The initial size of logits by the plan: it may fall with the width, where their updates do not."""
     row = plan.unfold().row(Role.READOUT)
     return (row.init_std or 0.0) * row.multiplier * plan.shape.width**0.5
+
+
+def _sparsity_rate(plan: Plan) -> float:
+    """What the rules multiply the learning rate of sparse experts' up projections with, beside the scaling of size."""
+    powers = plan.rules.table[Role.EXPERT_UP].lr.powers
+    return plan.ratios.sparsity ** float(sum(power for symbol, power in powers if symbol == "S"))

@@ -8,6 +8,7 @@ columns, mostly empty, are TensorSpec.multiplied_as and TensorSpec.start.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -43,6 +44,8 @@ class Pattern(TensorSpec):
             )
         axes = cells[2].split()
         fan_in = [axis[1:-1] for axis in axes if axis.startswith("<") and axis.endswith(">")]
+        if "".join(axes).count("<") != len(fan_in) or "".join(axes).count(">") != len(fan_in):
+            raise BindError(f"family line {line.strip()!r}: write the axis that is summed over as <name>, in one word")
         if len(fan_in) > 1:
             raise BindError(f"family line {line.strip()!r}: mark one axis as <fan-in>, not {len(fan_in)}")
         multiplied_as, start = (*cells[3:], "", "")[:2]
@@ -117,8 +120,8 @@ class Family:
                     f"family {self.name!r}: fan_in_ratios names {axis!r}, but the fan-ins of its table are "
                     f"{', '.join(sorted(map(str, fan_ins)))}; name one of them"
                 )
-            if not ratio > 0:
-                raise BindError(f"family {self.name!r}: fan_in_ratios[{axis!r}] = {ratio}: give a number above 0")
+            if not isinstance(ratio, int | float) or not 0 < ratio < math.inf:
+                raise BindError(f"family {self.name!r}: fan_in_ratios[{axis!r}] = {ratio!r}: give a number above 0")
 
     @classmethod
     def define(

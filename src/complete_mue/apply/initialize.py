@@ -69,7 +69,7 @@ def initial_replica(bound: Bound, seed: int) -> Tensor:
 
 def _initial(bound: Bound, shape: torch.Size, seed: int) -> Tensor:
     dtype = torch.float64 if bound.parameter.dtype == torch.float64 else torch.float32
-    drawn = torch.empty(shape, dtype=dtype)
+    drawn = torch.empty(shape, dtype=dtype, device="cpu")  # whatever the default device
     if bound.spec.start in _STARTS:
         return _STARTS[bound.spec.start](drawn, generator_of(bound, seed))
     if bound.row.init_std is None:

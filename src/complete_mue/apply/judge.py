@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from complete_mue.apply.measure import Measured, Observed, typical
@@ -60,16 +60,27 @@ class RoleVerdict:
 
 
 def judge_roles(
-    axis: str, xs: Sequence[float], seeds: Sequence[Sequence[Observed]], expected: dict[Role, float], tolerance: float
+    axis: str,
+    xs: Sequence[float],
+    seeds: Sequence[Sequence[Observed]],
+    expected: Mapping[Role, float],
+    tolerance: float,
+    planned: Mapping[Role, float] | None = None,
 ) -> tuple[RoleVerdict, ...]:
-    """A verdict for every role that all models have. ``seeds`` holds the models of the axis, once for each seed."""
+    """A verdict for every role that all models have. ``seeds`` holds the models of the axis, once for each seed.
+
+    ``expected`` is the slope of a role's size by the plan; ``planned`` is how far its change may go with the learning
+    rate, where the plan moves that along the axis.
+    """
     first = seeds[0][0]
     roles = [role for role in first.roles if all(role in o.roles for line in seeds for o in line)]
     formulas = {role: _formula(role, xs, seeds) for role in roles}
     moved = [value.value for value in formulas.values() if value is not None and math.isfinite(value.value)]
     data = (min(0.0, *moved), max(0.0, *moved)) if moved else (0.0, 0.0)
+    rates = planned or {}
     return tuple(
-        _judge(axis, xs, role, seeds, expected.get(role, 0.0), formulas[role], data, tolerance) for role in roles
+        _judge(axis, xs, role, seeds, expected.get(role, 0.0), rates.get(role, 0.0), formulas[role], data, tolerance)
+        for role in roles
     )
 
 
@@ -85,6 +96,7 @@ def _judge(
     role: Role,
     seeds: Sequence[Sequence[Observed]],
     expected: float,
+    planned: float,
     formula: Slope | None,
     data: tuple[float, float],
     tolerance: float,
@@ -94,10 +106,11 @@ def _judge(
     found = {OK: list[str](), MOVES: list[str](), UNSURE: list[str]()}
     should = f" (should be {expected:+.2f})" if expected else ""
     found[size.verdict(expected, tolerance)].append(f"size ~ {axis}^{size}{should}")
-    blame = change.verdict(0.0, tolerance)
-    words = f"change ~ {axis}^{change}"
+    words = f"change ~ {axis}^{change}" + (f" (the plan's learning rates: {planned:+.2f})" if planned else "")
+    left = _beyond(change, (min(0.0, planned), max(0.0, planned)))
+    blame = left.verdict(0.0, tolerance)
     # What the data may have done to this change, its own updates' share or that of the layers before it.
-    excused = Slope(change.value - min(max(change.value, data[0]), data[1]), change.error)
+    excused = _beyond(left, data)
     if blame == MOVES and excused.verdict(0.0, tolerance) != MOVES:
         blame = UNSURE
         words += f", but so do updates on this data (formula from {data[0]:+.2f} to {data[1]:+.2f})"
@@ -116,6 +129,11 @@ def _judge(
         verdict,
         "" if verdict == OK else "; ".join(found[verdict]),
     )
+
+
+def _beyond(slope: Slope, span: tuple[float, float]) -> Slope:
+    """What is left of a slope outside a span around 0."""
+    return Slope(slope.value - min(max(slope.value, span[0]), span[1]), slope.error)
 
 
 def slope_of(xs: Sequence[float], seeds: Sequence[Sequence[float]]) -> Slope:

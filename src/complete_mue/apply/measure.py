@@ -16,7 +16,7 @@ from complete_mue.apply.forward_check import judge_forward
 from complete_mue.apply.initialize import generator_of
 from complete_mue.apply.observe import Observation, any_number, holding, observe, rms
 from complete_mue.apply.optimizer_check import Finding
-from complete_mue.apply.setup import Setup, built, loss_of
+from complete_mue.apply.setup import Setup, built, clip, loss_of
 from complete_mue.layout import Role
 from complete_mue.plan.plan import Plan
 
@@ -69,8 +69,7 @@ def measure(
     for step in range(first, first + steps):
         setup.optimizer.zero_grad()
         loss(model, step).backward()
-        if setup.clip is not None:
-            setup.clip(model)
+        clip(setup)
         setup.optimizer.step()
         if setup.scheduler is not None:
             setup.scheduler.step()
@@ -103,7 +102,8 @@ def _shuffle(binding: Binding, seed: int) -> None:
     for b in binding if seed else ():
         if b.row.init_std is None or b.parameter.dim() < 2:
             continue
-        order = torch.randperm(b.parameter.shape[-2:].numel(), generator=generator_of(b, seed)).to(b.parameter.device)
+        entries = b.parameter.shape[-2:].numel()
+        order = torch.randperm(entries, generator=generator_of(b, seed), device="cpu").to(b.parameter.device)
         b.parameter.copy_(b.parameter.flatten(-2)[..., order].view(b.parameter.shape))
 
 

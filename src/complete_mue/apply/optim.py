@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 from complete_mue.apply.bind import Binding, bind
 from complete_mue.apply.family import Family
 from complete_mue.errors import RunError
-from complete_mue.layout.numbers import real
+from complete_mue.layout.numbers import count, real
 from complete_mue.plan.plan import Plan
 
 
@@ -57,7 +57,8 @@ def param_groups(model: nn.Module, plan: Plan, *, family: Family | None = None) 
 def clip_grad_norm_(
     model: nn.Module, plan: Plan, max_norm: float, *, family: Family | None = None, binding: Binding | None = None
 ) -> Tensor:
-    """Clip by the global norm of the gradients as the multiplier form sees them, and return that norm.
+    """Clip by the global norm of the gradients as the multiplier form sees them, and return that norm; an infinite
+    ``max_norm`` leaves them as they are.
 
     A folded parameter is m times its multiplier-form twin, so its gradient is 1/m of the twin's: the norm is taken over
     m g. With the plain norm the two forms would clip differently. A ``binding`` made once (``bind(model, plan)``) saves
@@ -66,12 +67,14 @@ def clip_grad_norm_(
     Gradients may be cut in several ways, as with FSDP2 and experts over ranks: a DTensor is summed over the ranks of
     its own mesh. A plain tensor counts once: every rank must hold the same, so reduce it first. All ranks must call.
     """
-    real("max_norm", max_norm)
+    if max_norm != math.inf:  # which only measures
+        real("max_norm", max_norm)
     binding = bind(model, plan, family) if binding is None else binding
     found = [(grad, b.folded) for b in binding if (grad := b.parameter.grad) is not None]
     gradients = [gradient for gradient, _ in found]
     total = _norm(gradients, [weight for _, weight in found])
-    _scale(gradients, (max_norm / (total + 1e-6)).clamp(max=1.0))
+    if max_norm != math.inf:
+        _scale(gradients, (max_norm / (total + 1e-6)).clamp(max=1.0))
     return total
 
 
@@ -134,6 +137,9 @@ def check_scheduler(scheduler: Any, steps: int = 20_000) -> None:
     """
     while hasattr(scheduler, "scheduler"):  # Accelerate wraps the scheduler it prepared
         scheduler = scheduler.scheduler
+    if not hasattr(scheduler, "optimizer"):
+        raise RunError(f"a {type(scheduler).__name__} where the scheduler belongs: give one of torch's, or the like")
+    count("steps", steps)
     groups = scheduler.optimizer.param_groups
     name = type(scheduler).__name__
     planned = [float(group.get("planned_lr", group.get("initial_lr", group["lr"]))) for group in groups]

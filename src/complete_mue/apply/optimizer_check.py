@@ -19,7 +19,7 @@ from torch import Tensor
 from complete_mue.apply.bind import Binding, Bound, bind
 from complete_mue.apply.initialize import initial_value
 from complete_mue.apply.optim import check_scheduler
-from complete_mue.apply.setup import Setup, built
+from complete_mue.apply.setup import Setup, built, clip
 from complete_mue.errors import RunError
 from complete_mue.layout import Role
 from complete_mue.plan.plan import Plan
@@ -158,8 +158,7 @@ def _clipped(setup: Setup, binding: Binding, huge: list[Bound], norm: float = 1e
     norms = {b.name: norm * (1 + place) for place, b in enumerate(huge)}
     for b in huge:
         b.parameter.grad = torch.full_like(b.parameter, norms[b.name] / b.folded / math.sqrt(b.parameter.numel()))
-    if setup.clip is not None:
-        setup.clip(setup.model)
+    clip(setup)
     left = {
         b.name: float((b.parameter.grad * b.folded).double().norm()) / (norms[b.name] / norm)
         for b in huge

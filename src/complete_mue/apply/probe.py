@@ -141,8 +141,19 @@ def _in_float32(model: nn.Module) -> Iterator[None]:
         raise _NoForwardError(str(error)) from error
     buffers = {id(x) for x in model.buffers()}
     values = {name: copies[id(x)].data if id(x) in buffers else copies[id(x)] for name, x in named if id(x) in copies}
-    with torch.nn.utils.stateless._reparametrize_module(model, values):
+    with _holding(model, values):
         yield
+
+
+def _holding(model: nn.Module, values: Mapping[str, Tensor]) -> AbstractContextManager[None]:
+    """Other tensors in the places of a model's meanwhile. A module of several names, as where layers are shared, gets
+    each of them once: put in twice, it would come back with the first of them for its own."""
+    places = {name: name.rpartition(".") for name in values}
+    names = {(id(model.get_submodule(owner)), leaf): name for name, (owner, _, leaf) in places.items()}
+    held: AbstractContextManager[None] = torch.nn.utils.stateless._reparametrize_module(
+        model, {name: values[name] for name in names.values()}
+    )
+    return held
 
 
 def _cannot_run(parameters: Mapping[str, nn.Parameter], specs: Sequence[TensorSpec]) -> str:
@@ -181,13 +192,16 @@ def _run(model: nn.Module, tokens: Tensor) -> Any:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    modes = {module: module.training for module in model.modules()}
+    """Eval mode; afterwards modules hold what they held: the mode, and no table that a forward made in float32."""
+    kept = [(held, dict(held)) for module in model.modules() for held in (vars(module), module._buffers)]
     try:
         model.eval()
         yield
     finally:
-        for module, training in modes.items():
-            module.training = training
+        for held, before in kept:
+            for name in held.keys() - before.keys():
+                del held[name]
+            held.update((name, value) for name, value in before.items() if held.get(name) is not value)
 
 
 def _logits(output: Any) -> Tensor | None:
@@ -346,7 +360,8 @@ def _same_for_any_router(
     generator = torch.Generator().manual_seed(0)
 
     def drawn(like: Tensor) -> Tensor:
-        value = torch.empty(like.shape).normal_(0.0, max(like.shape[1:], default=1) ** -0.5, generator=generator)
+        value = torch.empty(like.shape, device="cpu")
+        value.normal_(0.0, max(like.shape[1:], default=1) ** -0.5, generator=generator)
         return value.to(like.device, like.dtype)
 
     experts = _by_expert(specs, parameters)
@@ -409,8 +424,7 @@ def _with_values(
     downs = [s for s in specs if s.role is Role.EXPERT_DOWN and s.name in values]
     watched = [Declared(s, nn.Parameter(values[s.name], requires_grad=False)) for s in downs]
     capture = _Capture(model, specs)
-    held = torch.nn.utils.stateless._reparametrize_module(model, dict(values))
-    with held, capture, observe(model, watched) as seen:
+    with _holding(model, values), capture, observe(model, watched) as seen:
         seen.products = defaultdict(_Rows)
         logits = _logits(_run(model, tokens))
     sums: dict[int, float] = {}

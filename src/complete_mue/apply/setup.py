@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from complete_mue.errors import MueError, RunError
 from complete_mue.layout import Role
 from complete_mue.plan.plan import Plan
 
+T = TypeVar("T")
 Loss = Callable[[nn.Module, int], Tensor]
 SEQUENCE = 64
 
@@ -41,32 +42,64 @@ class Setup:
 
 def built(build: Callable[[Plan], Setup], plan: Plan) -> Setup:
     """``build(plan)``, or an error that says what is wrong with it."""
+    setup = called("build(plan)", lambda: build(plan))
+    if not isinstance(setup, Setup):
+        raise RunError(f"build(plan) returned a {type(setup).__name__}: return mue.Setup(model, optimizer)")
+    if not hasattr(setup.optimizer, "param_groups"):
+        raise RunError(f"build(plan) gave a {type(setup.optimizer).__name__} as optimizer: give one of torch's")
+    if setup.scheduler is not None and not hasattr(setup.scheduler, "step"):
+        raise RunError(
+            f"build(plan) gave a {type(setup.scheduler).__name__} as scheduler: give one of torch's, or None"
+        )
+    return setup
+
+
+def called(what: str, call: Callable[[], T]) -> T:
+    """What somebody's own function returns, or an error that names the function."""
     try:
-        setup = build(plan)
+        return call()
     except MueError:
         raise
     except Exception as problem:
+        said = " ".join(str(problem).split())
         raise RunError(
-            f"build(plan) failed with {type(problem).__name__}: {problem}; call it in Python to see where"
+            f"{what} failed with {type(problem).__name__}: {said}; call it in Python to see where"
         ) from problem
-    if not isinstance(setup, Setup):
-        raise RunError(f"build(plan) returned a {type(setup).__name__}: return mue.Setup(model, optimizer)")
-    return setup
 
 
 def loss_of(setup: Setup, plan: Plan) -> Loss:
     """The setup's own loss, or that of the next token on a check's own text, in batches of the plan's size."""
-    if setup.loss is not None:
-        return setup.loss
+    own = setup.loss
+    if own is not None:
+        return lambda model, step: _one_number(called("loss(model, step)", lambda: own(model, step)))
+    words = "model(tokens), for logits or an output with .logits (give loss= in mue.Setup where it takes other things),"
     embedding = _token_table(setup)
     rows = max(1, plan.budget.batch_tokens // SEQUENCE)
 
     def loss(model: nn.Module, step: int) -> Tensor:
         tokens = text(embedding.shape[0], rows, step).to(embedding.device)
-        output: Any = model(tokens[:, :-1])
-        logits = output if isinstance(output, Tensor) else output.logits
+        logits = called(words, lambda: _logits(model(tokens[:, :-1])))
         return F.cross_entropy(logits.flatten(0, -2).float(), tokens[:, 1:].flatten())
 
+    return loss
+
+
+def _logits(output: Any) -> Tensor:
+    logits: Tensor = output if isinstance(output, Tensor) else output.logits
+    return logits
+
+
+def clip(setup: Setup) -> None:
+    """Clip the gradients as the run does, where it does."""
+    own = setup.clip
+    if own is not None:
+        called("clip(model)", lambda: own(setup.model))
+
+
+def _one_number(loss: Any) -> Tensor:
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        given = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise RunError(f"loss(model, step) returned {given}: return a tensor of one number")
     return loss
 
 
@@ -99,8 +132,8 @@ def text(vocab: int, rows: int, step: int, length: int = SEQUENCE) -> Tensor:
 @lru_cache(maxsize=2)
 def _chances(vocab: int) -> Tensor:
     """Of each token after each other one, [vocab, vocab]."""
-    ranks = torch.arange(1, vocab + 1).double() ** -1.5
+    ranks = torch.arange(1, vocab + 1, device="cpu").double() ** -1.5
     shares = (ranks / ranks.sum()).float()
     draws = torch.Generator().manual_seed(0)
-    own = torch.stack([shares[torch.randperm(vocab, generator=draws)] for _ in range(vocab)])
+    own = torch.stack([shares[torch.randperm(vocab, generator=draws, device="cpu")] for _ in range(vocab)])
     return 0.75 * shares + 0.25 * own

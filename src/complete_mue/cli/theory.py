@@ -12,7 +12,7 @@ import typer
 
 from complete_mue.cli.app import app, console, print_text
 from complete_mue.cli.files import target_of
-from complete_mue.errors import FileError, TransferError
+from complete_mue.errors import FileError, NotationError, TransferError
 from complete_mue.export import EXPORTS
 from complete_mue.export import export as export_plan
 from complete_mue.layout import FeedForward, ModelShape, read_reference
@@ -174,6 +174,8 @@ def layout_command(
 
     Example:  mue layout 128e8a4g1s --width 1024 --expert-width 512 --depth 32
     """
+    if expert_width is not None and all("@" in part for part in notation.split("+")):
+        raise NotationError(f"--expert-width beside {notation!r}: every part has its width; leave it out")
     shape = ModelShape(width, depth, FeedForward.within(width, notation, expert_width), dense_layers)
     block, parameters = shape.main, shape.parameters
     facts = {

@@ -67,6 +67,8 @@ Use, in your training script:
     get_megatron_optimizer(config, model, config_overrides=config_overrides())
 The warmup must start at 0 (--lr-warmup-init 0): Megatron does not scale that value per group. Not covered: biases
 (--disable-bias-linear), tied embeddings, the fused router kernel with grouped layouts (--moe-router-fusion).
+Heads fill the width here, and none share keys: where your model has other numbers, set --num-attention-heads,
+--group-query-attention and --num-query-groups as it has them; nothing else here depends on them.
 Clipping is off (--clip-grad 0.0; Megatron's default is 1.0): its norm is taken inside the optimizer, over all groups
 alike, and has no place for weights. Low-rank projections of latent attention are taken to have ranks that grow with the
 width: ranks held fixed have no equivalent here. Groups need balance_groups(): Megatron's own limit a token to some."""

@@ -58,7 +58,7 @@ def render(plan: Plan) -> str:
         f"BETAS = {plan.hyper.betas!r}",
         "",
         "# Yours to set: the plan does not depend on them.",
-        f"HEAD_DIM = {head_dim}  # keep the reference's",
+        f"HEAD_DIM = {head_dim}  # keep the reference's; heads of that size fill the width, and none share keys",
         "VOCAB_SIZE = 50304",
         "SEQ_LEN = 2048",
         "MAX_NORM = 1.0  # of clip(), which weighs gradients; None for no clipping",

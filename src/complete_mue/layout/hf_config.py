@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from complete_mue.errors import FileError, MueError
-from complete_mue.layout.notation import FeedForward, RoutedGroup
-from complete_mue.layout.numbers import count
-from complete_mue.layout.shape import ModelShape
+from complete_mue.layout.notation import FeedForward, Parameters, RoutedGroup
+from complete_mue.layout.numbers import LARGEST_COUNT, count
+from complete_mue.layout.shape import ATTENTION_MATRICES, DEEPEST, ModelShape
 from complete_mue.storage import read_json
 
 _WIDTH, _DEPTH, _HEADS = ("hidden_size", "n_embd"), ("num_hidden_layers", "n_layer"), ("num_attention_heads", "n_head")
@@ -36,6 +36,9 @@ _KINDS = {
     "glm_moe_dsa ernie4_5_moe afmoe",
     "experts own_width first_dense": "lfm2_moe",
 }
+# Their attention has parts that heads do not tell: linear layers, convolutions, an indexer.
+_MIXED_ATTENTION = ("minimax", "qwen3_next", "lfm2_moe", "deepseek_v32", "glm_moe_dsa")
+_UNGATED = ("gpt2", "starcoder2", "arcee")  # two matrices in a block, not three
 READABLE = {family: kind.split() for kind, families in _KINDS.items() for family in families.split()}
 
 # What a plan takes a model to be: it multiplies nothing itself, its routing weights sum to one, its tables are two.
@@ -56,12 +59,19 @@ class _Config:
     def __init__(self, path: Path, data: Mapping[str, Any]) -> None:
         self.path, self.data = path, data
 
-    def number(self, *names: str, least: int = 1) -> int:
+    def number(self, *names: str, least: int = 1, most: int = LARGEST_COUNT) -> int:
         """The first field of these names that is there."""
         for name in names:
             if self.data.get(name) is not None:
-                return count(name, self.data[name], least=least)
+                return count(name, self.data[name], least=least, most=most)
         raise FileError(f"{self.path}: no {' or '.join(names)}; add it", field=names[0], remedy="add it")
+
+    def layers(self, name: str) -> list[Any]:
+        """A list, such as of layers; empty where there is none."""
+        found = self.data.get(name) or []
+        if not isinstance(found, list):
+            raise FileError(f"{self.path}: {name} = {found!r}: give a list", field=name, given=found)
+        return found
 
     def has(self, name: str) -> bool:
         return self.data.get(name) is not None
@@ -100,17 +110,22 @@ def shape_of_config(path: Path, data: Mapping[str, Any]) -> ModelShape:
     config, family = _Config(path, data), data["model_type"]
     has = READABLE[family]
     try:
-        width, depth = config.number(*_WIDTH), config.number(*_DEPTH)
+        width, depth = config.number(*_WIDTH), config.number(*_DEPTH, most=DEEPEST)
         routed = _routed(config, has) if has else None
-        return ModelShape.of_blocks(
+        shape = ModelShape.of_blocks(
             width,
             [routed if routed and _routes(config, layer) else _dense(config, width) for layer in range(depth)],
             _head_dim(config, width),
         )
+        attention = _attention(config, shape)
     except MueError as problem:
         if isinstance(problem, FileError):
             raise
         raise FileError(f"{path}: {problem}", field=problem.field, given=problem.given) from None
+    if attention is None:
+        return shape
+    other = attention - ATTENTION_MATRICES * width**2 - (width * shape.active_width if family in _UNGATED else 0)
+    return shape.counted(shape.parameters + Parameters(depth * other, depth * other))
 
 
 def _dense(config: _Config, width: int) -> FeedForward:
@@ -143,7 +158,7 @@ def _routes(config: _Config, layer: int) -> bool:
         end = config.data.get("moe_layer_end_index")
         begun = layer >= config.number(*_FIRST_DENSE, least=0)
         return begun and (end in (None, -1) or layer <= end) and every("moe_layer_interval")
-    return layer not in (config.data.get("mlp_only_layers") or []) and every("decoder_sparse_step")
+    return layer not in config.layers("mlp_only_layers") and every("decoder_sparse_step")
 
 
 def _head_dim(config: _Config, width: int) -> int | None:
@@ -153,3 +168,22 @@ def _head_dim(config: _Config, width: int) -> int | None:
         return config.number("head_dim")
     heads = config.number(*_HEADS)
     return width // heads if width % heads == 0 else None
+
+
+def _attention(config: _Config, shape: ModelShape) -> int | None:
+    """Matrix entries of one layer's attention; None where the fields do not say."""
+    family, width, size = config.data["model_type"], shape.width, shape.head_dim
+    if family in _MIXED_ATTENTION or size is None:
+        return None
+    heads = config.number(*_HEADS)
+    if config.has("kv_lora_rank") and config.has("v_head_dim"):  # latent: queries, keys and values by way of low ranks
+        rank, value = config.number("kv_lora_rank"), config.number("v_head_dim")
+        inner = config.number("q_lora_rank") if config.has("q_lora_rank") else None
+        queries = heads * size * width if inner is None else inner * (width + heads * size)
+        rope = config.number("qk_rope_head_dim")
+        return queries + width * (rank + rope) + rank * heads * (size - rope + value) + heads * value * width
+    grouped = "num_key_value_heads"  # in llama's first configs not there, elsewhere a default
+    if grouped not in config.data and family not in ("llama", "gpt2"):
+        return None
+    pairs = config.number(grouped) if config.has(grouped) and family != "gpt2" else heads
+    return ((3 if family == "afmoe" else 2) * heads + 2 * pairs) * size * width  # afmoe gates its output

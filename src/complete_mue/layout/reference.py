@@ -102,6 +102,12 @@ class Reference:
                     given=self.route_scale,
                     remedy="leave it out",
                 )
+        if not isinstance(self.tuned, Mapping) or not all(isinstance(one, Tuned) for one in self.tuned.values()):
+            raise ShapeError(
+                f'tuned = {self.tuned!r}: give a Tuned per role, such as {{"embedding": Tuned(lr=2e-3)}}',
+                field="tuned",
+                given=self.tuned,
+            )
         object.__setattr__(self, "tuned", {Role.parse(role): tuned for role, tuned in self.tuned.items()})
         for role, tuned in self.tuned.items():
             for name in TUNABLE:

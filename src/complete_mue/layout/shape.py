@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from complete_mue.errors import ShapeError
@@ -13,7 +13,7 @@ from complete_mue.layout.numbers import count
 
 # The paper's attention: query, key, value, output gate and output projection, each width x width.
 ATTENTION_MATRICES = 5
-_DEEPEST = 1_000_000
+DEEPEST = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -33,21 +33,22 @@ class ModelShape:
 
     def __post_init__(self) -> None:
         count("width", self.width)
-        count("depth", self.depth, most=_DEEPEST)
+        count("depth", self.depth, most=DEEPEST)
         count("dense_layers", self.dense_layers, least=0, most=self.depth)
         if self.head_dim is not None:
             count("head_dim", self.head_dim)
         if isinstance(self.feed_forward, FeedForward):
             return
-        if isinstance(self.feed_forward, str) or not isinstance(self.feed_forward, Iterable):
+        blocks = tuple(self.feed_forward) if isinstance(self.feed_forward, Iterable) else (self.feed_forward,)
+        if not all(isinstance(block, FeedForward) for block in blocks):
             raise ShapeError(
                 f"feed_forward = {self.feed_forward!r}: give a FeedForward, such as "
                 'FeedForward.parse("8e2a", expert_width=64)',
                 field="feed_forward",
                 given=self.feed_forward,
             )
-        object.__setattr__(self, "feed_forward", tuple(self.feed_forward))
-        if len(self.feed_forward) != self.depth or not all(isinstance(f, FeedForward) for f in self.feed_forward):
+        object.__setattr__(self, "feed_forward", blocks)
+        if len(self.feed_forward) != self.depth:
             raise ShapeError(
                 f"feed_forward lists {len(self.feed_forward)} blocks for depth = {self.depth}: "
                 "give one FeedForward for all layers, or exactly one per layer",
@@ -121,15 +122,22 @@ class ModelShape:
         """e = H / d of the main block."""
         return self.active_width / self.width
 
-    @property
+    @cached_property
     def parameters(self) -> Parameters:
-        """Matrix entries without embeddings: gated attention, SwiGLU, routers."""
+        """Matrix entries without embeddings: those of a model that was read (``counted``), else of gated attention with
+        as many keys as queries, SwiGLU, and routers."""
         attention = ATTENTION_MATRICES * self.width**2
         total = Parameters(attention * self.depth, attention * self.depth)
         for kind, layers in self.layers.items():
             one = kind.parameters(self.width)
             total += Parameters(one.active * layers, one.total * layers)
         return total
+
+    def counted(self, parameters: Parameters) -> ModelShape:
+        """The same shape, of a model with so many weights: no rule depends on them, and no comparison sees them."""
+        shape = replace(self)
+        vars(shape)["parameters"] = parameters
+        return shape
 
 
 @dataclass(frozen=True)

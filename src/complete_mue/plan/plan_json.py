@@ -9,7 +9,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from complete_mue.errors import FileError, MueError, one_of
-from complete_mue.layout.notation import FeedForward, RoutedGroup
+from complete_mue.layout.notation import FeedForward, Parameters, RoutedGroup
+from complete_mue.layout.numbers import count
 from complete_mue.layout.reference import Hyper, reference_from
 from complete_mue.layout.shape import Budget, ModelShape
 from complete_mue.layout.tensors import Role
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from complete_mue.plan.plan import Plan
 
 FORMAT = 1
+_MOST_WEIGHTS = 10**99  # of the largest shape there can be
 _RATIOS = ("width", "depth", "batch", "tokens", "active_width", "sparsity")
 
 
@@ -85,7 +87,9 @@ def read_dict(data: Any) -> dict[str, Any]:
             )
         given, target, glob = data["reference"], data["target"], data["global"]
         reference = reference_from(given, _shape_from_dict(given["shape"]))
-        shape, budget = _shape_from_dict(target["shape"]), Budget(**target["budget"])
+        weights = {name: count(name, data["parameters"][name], most=_MOST_WEIGHTS) for name in ("active", "total")}
+        shape = _shape_from_dict(target["shape"]).counted(Parameters(**weights))
+        budget = Budget(**target["budget"])
         hyper = Hyper(init_std=reference.hyper.init_std, **glob)
         one_of("betas", data["betas"], ("transfer", "hold"), FileError)
         return {

@@ -95,8 +95,10 @@ def read(parameters: Mapping[str, str]) -> Specs:
     files = toml_file("r", parameters), toml_file("t", parameters)
     reference = _read("r", files[0], Document.reference)
     shape, budget = _read("t", files[1], Document.target)
-    if pasted is not None and fields is None:  # layers differ, which a TOML file cannot say
-        shape, files = pasted, (files[0], File(FILE, json.dumps(json.loads(config), indent=2) + "\n"))
+    if pasted is not None:
+        shape = pasted  # which a TOML file says but for the number of weights,
+        if fields is None:  # or cannot say, where layers differ
+            files = files[0], File(FILE, json.dumps(json.loads(config), indent=2) + "\n")
     for side, asked in (("r", reference.shape), ("t", shape)):
         parts = len(asked.main.branches) + len(asked.main.groups)
         for key, what, given, most in (
