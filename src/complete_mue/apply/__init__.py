@@ -5,7 +5,8 @@ from complete_mue.apply.families import FAMILIES
 from complete_mue.apply.family import Family
 from complete_mue.apply.initialize import initialize
 from complete_mue.apply.optim import check_scheduler, clip_grad_norm_, param_groups
-from complete_mue.apply.probe import Routing, Seen
+from complete_mue.apply.probe import Seen
+from complete_mue.apply.seen_routing import Routing
 
 __all__ = [
     "FAMILIES",

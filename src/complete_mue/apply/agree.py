@@ -9,7 +9,8 @@ from typing import Any
 from torch import nn
 
 from complete_mue.apply.family import Family
-from complete_mue.apply.probe import Seen, count_experts, own_fields
+from complete_mue.apply.probe import Seen
+from complete_mue.apply.seen_routing import count_experts, own_fields
 from complete_mue.errors import BindError
 from complete_mue.layout import TensorSpec
 
