@@ -371,7 +371,7 @@ def test_an_axis_that_was_asked_for_and_cannot_be_made_is_an_error_with_the_reme
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"axes": "activated", "layout": "8e2a"}, "activated vary the layout themselves: leave it out"),
+        ({"axes": "activated", "layout": "8e2a"}, "along activated the layout is what varies: leave it out"),
         ({"axes": "width", "layout": "8e2"}, "cannot read '8e2'"),
         ({"axes": "mine", "layout": "8e2a", "points": axis_points("grouped")}, "points= bring their own"),
         ({"axes": ["a", "b"], "points": axis_points("grouped")}, "the name of one"),

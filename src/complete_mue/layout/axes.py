@@ -93,7 +93,7 @@ def axis_lines(axes: list[str], layout: str | None, points: list[Point] | None) 
     if not axes or (points is not None and len(axes) > 1):
         raise RunError(f"{len(axes)} axes: give one or more, and with points= of your own the name of one")
     if layout is not None and (points is not None or not set(axes) & set(LAYOUT_AXES)):
-        what = "points= bring their own" if points is not None else f"{', '.join(axes)} vary the layout themselves"
+        what = "points= bring their own" if points is not None else f"along {', '.join(axes)} the layout is what varies"
         raise RunError(f"layout {layout!r} is for the axes {', '.join(LAYOUT_AXES)}, but {what}: leave it out")
     lines = {axis: axis_points(axis, layout) if points is None else points for axis in axes}
     for axis, line in lines.items():
