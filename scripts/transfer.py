@@ -65,13 +65,14 @@ TWO = ("--seeds", "2")  # where runs are dear or many; else the scale's three
 DEAR = {"lm": ("width", "large_batch"), "dit": ("activated", "capacity", "width")}
 COARSE = ("--per-octave", "1")  # recorded in whole octaves
 HALF = ("--octaves=-1.5:1", "--per-octave", "2")  # where the optimum is sought, and not only that it is near
+HIGHER = ("--octaves=-1.5:2", "--per-octave", "2")  # at four times the steps it lay at the edge of the others
 HALVES = {
     "lm": (
-        "duration", "duration_moe", "shared_instead", "ffn_width_moe", "batch_steps_moe", "batch_tokens_moe", "depth",
-        "softmax", "logit_bias",
+        "shared_instead", "ffn_width_moe", "batch_steps_moe", "batch_tokens_moe", "depth", "softmax", "logit_bias",
     ),
     "dit": ("granularity", "shared", "grouped", "init_std", "ffn_width_moe", "batch_steps", "batch_tokens", "depth"),
 }  # fmt: skip
+GRIDS = {"duration": HIGHER, "duration_moe": HIGHER}
 OWN = {
     # Scores of 64 experts that add up to one are small, and so must be the steps of the bias that balances them.
     "softmax": (*LR, "--set", "router.score=softmax", "--set", "bias_rate=0.001"),
@@ -127,7 +128,8 @@ class Evidence:
         """Every sweep's folder and its own options, most important first."""
         found: list[tuple[str, tuple[str, ...]]] = []
         for axis in self.figures:
-            options = (*OWN.get(axis, ()), *(HALF if axis in HALVES[self.task] else COARSE))
+            grid = GRIDS.get(axis, HALF if axis in HALVES[self.task] else COARSE)
+            options = (*OWN.get(axis, ()), *grid)
             options += TWO if axis in DEAR[self.task] else ()
             found.append((axis if axis in (*FIGURES, *APART) else "activated", options))
         if self.task == "lm":
