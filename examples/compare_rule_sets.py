@@ -1,4 +1,4 @@
-"""What five rule sets say about the down projection of an expert, as its layout changes. Needs no torch."""
+"""What every rule set says about the down projection of an expert, as its layout changes. Needs no torch."""
 
 import complete_mue as mue
 from complete_mue.rules import CATALOG

@@ -16,9 +16,9 @@ def page() -> str:
     lines = [
         f"{len(known)} families are supported:",
         "",
-        "| family | routing weights | what its forward multiplies itself | besides |",
+        "| family | routing weights | multipliers in its own forward pass | other features |",
         "|---|---|---|---|",
-        *(f"| {one.name} | {_weights(one)} | {_native(one)} | {'; '.join(_besides(one)) or '–'} |" for one in known),
+        *(f"| {one.name} | {_weights(one)} | {_native(one)} | {'; '.join(_features(one)) or '–'} |" for one in known),
         "",
         f"{len(refused)} are refused, each with its reason:",
         "",
@@ -47,20 +47,20 @@ def _native(family: Family) -> str:
     return ", ".join(f"`{field}` ({', '.join(dict.fromkeys(keys))})" for field, keys in fields.items()) or "–"
 
 
-def _besides(family: Family) -> Iterator[str]:
+def _features(family: Family) -> Iterator[str]:
     patterns = family.patterns
     if isinstance(family.active, int) and family.active:
         yield f"its router always takes {family.active}"
     if any(pattern.role is Role.ROUTER and pattern.axes[0] == "one" for pattern in patterns) and family.native:
-        yield "a gate on the shared expert, which starts at one half"
+        yield "a gate on the shared expert that starts at one half"
     if any(pattern.start == "1+w" for pattern in patterns):
         yield "norms multiply by 1 + w"
     if any(pattern.multiplied_as == "residual" for pattern in patterns):
-        yield "norms behind branches"
+        yield "norms after the branches"
     if any(pattern.fan_in == "kernel" for pattern in patterns):
         yield "linear attention or short convolutions"
     if any(pattern.fan_in == "rank" for pattern in patterns):
-        yield "low ranks"
+        yield "low-rank attention projections"
     if any("indexer" in pattern.name for pattern in patterns):
         yield "an indexer that the loss does not train"
     for reason in family.refuses.values():

@@ -187,7 +187,7 @@ _POST_NORM_ATTENTION = """
     ?~self_attn.o_proj.bias              | bias          | width
     ?~self_attn.{q,k}_norm.weight        | norm          | heads
 """
-_MAMBA = "its state-space layers (A_log, D, dt, conv1d) have no transfer rule in Complete-muE; attention layers have"
+_MAMBA = "Complete-muE has rules for its attention layers, but none for its state-space layers (A_log, D, dt, conv1d)"
 
 _DENSE_FAMILIES = (
     *(

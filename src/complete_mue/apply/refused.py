@@ -4,61 +4,67 @@ from __future__ import annotations
 
 _HYPER = (
     "hyper-connections carry several residual streams and mix them with learned weights, so the residual multiplier "
-    "has no place of its own"
+    "has no place to go"
 )
-_STATE_SPACE = "its state-space layers (A_log, D, dt, conv1d) have no transfer rule in Complete-muE"
-_ENCODER_DECODER = "it is an encoder-decoder whose experts have a capacity and drop tokens, so active experts differ"
-_TEXT_CLASS = "transformers' AutoModelForCausalLM does not build it by itself, only inside a model that takes images"
+_STATE_SPACE = "Complete-muE has no transfer rule for its state-space layers (A_log, D, dt, conv1d)"
+_ENCODER_DECODER = (
+    "it is an encoder-decoder whose experts drop tokens beyond a capacity, so the number of active experts varies"
+)
+_TEXT_CLASS = "transformers' AutoModelForCausalLM does not build it alone, only as part of a model that takes images"
 
 
 def _images(text: str, more: str = "images") -> str:
-    return f"it also takes {more}, and towers for them have no transfer rule; train its language model alone ({text})"
+    return (
+        f"it also takes {more}, and Complete-muE has no transfer rule for their encoders; train its language model "
+        f"alone ({text})"
+    )
 
 
 REFUSED: dict[str, str] = {
     **dict.fromkeys(
         ("llama4", "llama4_text"),
         "its router multiplies the experts' input by a sigmoid instead of weighting their outputs, so the route scale "
-        "has no meaning there",
+        "has no meaning",
     ),
     "jamba": _STATE_SPACE,
     "bamba": _STATE_SPACE,
     "nemotron_h": "each of its layers is one branch alone (a state space, attention or experts), so layers have no "
-    "feed-forward block of their own, and " + _STATE_SPACE.removeprefix("its "),
-    "dbrx": "its experts lie in one flat matrix (experts times hidden, width), so experts and hidden width are no "
-    "axes of a tensor",
-    "jetmoe": "its attention projections are routed experts too, with a k and weights of their own: there is no rule "
-    "for routed attention",
+    "feed-forward block of their own, and " + _STATE_SPACE,
+    "dbrx": "its experts are stored as one flat matrix (experts times hidden, width), so experts and hidden width are "
+    "not separate axes",
+    "jetmoe": "its attention projections are routed experts too, with their own k and routing weights, and there is "
+    "no rule for routed attention",
     "longcat_flash": "a layer has two attention and two dense blocks around one routed block, and some of its experts "
-    "are identities, so the active width differs from token to token",
-    "zaya": "its router is a network over a state that is carried from layer to layer and may choose no expert, and "
-    "learned scales stand on the residual stream",
-    "beam": "its residual stream is averaged with a weight that depends on the depth, so the residual multiplier is "
-    "not free",
-    "doge": "its experts are pairs of rows found by product keys, and learned scales stand on the residual stream",
-    "axk2": "its norms hold small networks that gate the residual stream",
+    "return their input unchanged, so the active width differs from token to token",
+    "zaya": "its router is a network with a state passed from layer to layer and may choose no expert, and "
+    "learned scales multiply the residual stream",
+    "beam": "its residual stream is averaged with a weight that depends on the depth, so the residual multiplier "
+    "cannot be set freely",
+    "doge": "its experts are pairs of rows found by product keys, and learned scales multiply the residual stream",
+    "axk2": "its norms contain small networks that gate the residual stream",
     "deepseek_v4": _HYPER,
     "hy_v4": _HYPER,
     "glm5_next_text": _HYPER,
     "qwen4_exp_text": _HYPER,
-    "gemma4_text": "its experts run beside a dense block with norms of their own, and every layer has an embedding of "
-    "its own",
-    "diffusion_gemma_text": "its experts run beside a dense block with norms of their own, and it denoises blocks "
-    "instead of predicting the next token",
-    "inkling_text": "short convolutions stand behind both branches of a layer, and its shared experts are weighted by "
-    "the router together with the routed ones",
-    "muse_spark_text": "learned gates stand on the residual stream of every layer",
+    "gemma4_text": "its experts run in parallel to a dense block, each with its own norms, and every layer has its own "
+    "embedding",
+    "diffusion_gemma_text": "its experts run in parallel to a dense block, each with its own norms, and it denoises "
+    "blocks instead of predicting the next token",
+    "inkling_text": "short convolutions follow both branches of a layer, and its router weights "
+    "the shared experts together with the routed ones",
+    "muse_spark_text": "learned gates multiply the residual stream in every layer",
     "mistral4": _TEXT_CLASS,
     "mistral_large4_text": _TEXT_CLASS,
     "step3p5": _TEXT_CLASS,
     "qwen3_vl_moe_text": _TEXT_CLASS + "; a qwen3_moe has the same layers",
     "qwen3_omni_moe_text": _TEXT_CLASS + " and sound; a qwen3_moe has the same layers",
-    "qwen3_omni_moe_talker_text": "it is the part of a model of speech that a thinker drives; a qwen2_moe has the "
+    "qwen3_omni_moe_talker_text": "it is the part of a speech model that a thinker drives; a qwen2_moe has the "
     "same layers",
     "glm4v_moe_text": _TEXT_CLASS + "; a glm4_moe has the same layers",
-    "ernie4_5_vl_moe_text": "its experts are two sets of different width, for words and for images, each with a router",
-    "deepseek_ocr2_text": _TEXT_CLASS + "; a deepseek_v2 has like layers",
-    "unlimited_ocr_text": _TEXT_CLASS + "; a deepseek_v2 has like layers",
+    "ernie4_5_vl_moe_text": "it has two sets of experts of different width, for text and for images, each with its "
+    "own router",
+    "deepseek_ocr2_text": _TEXT_CLASS + "; a deepseek_v2 has similar layers",
+    "unlimited_ocr_text": _TEXT_CLASS + "; a deepseek_v2 has similar layers",
     "aria": _images("aria_text"),
     "deepseek_ocr2": _images("deepseek_v2"),
     "unlimited_ocr": _images("deepseek_v2"),
@@ -79,9 +85,10 @@ REFUSED: dict[str, str] = {
     "step3p7": _images("any supported family"),
     "nllb-moe": _ENCODER_DECODER,
     "switch_transformers": _ENCODER_DECODER,
-    "openai_privacy_filter": "it labels words instead of predicting the next one: it has no readout over a vocabulary",
+    "openai_privacy_filter": "it labels tokens instead of predicting the next one, so it has no readout over a "
+    "vocabulary",
     **dict.fromkeys(
         ("vitpose", "vitpose_backbone"),
-        "it finds poses in pictures, and its experts belong to data sets: nothing routes tokens to them",
+        "it finds poses in images, and its experts belong to data sets, with no router",
     ),
 }
