@@ -163,7 +163,7 @@ def test_pair_table_equals_the_records() -> None:
         path = ROOT / "docs/results/pair" / name
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
-    models = [f"{width}/{name}" for width in ("width-256", "width-512") for name in ("dense", "moe")]
+    models = [f"{width}/{name}" for width in ("width-256", "width-512") for name in ("dense", "128e8a1s")]
     held = [read(f"{model}/held_out.json") for model in models]
     answers = [read(f"{model}/eval.json") for model in models]
     loss, bits, *scores, average = table("results/pair.md", "pair")
@@ -180,7 +180,7 @@ def test_pair_table_equals_the_records() -> None:
     narrow, wide = held[0]["loss"] - held[1]["loss"], held[2]["loss"] - held[3]["loss"]
     assert f"ends {narrow:.3f} nats ahead** at width 256, and {wide:.3f} at width 512" in page
     for row in (256, 512):
-        speedup = read(f"width-{row}/speedup.json")
+        speedup = read(f"width-{row}/128e8a1s/speedup.json")
         assert re.search(rf"\| width {row}[^|]*\| {speedup['median']:.2f}x \| {speedup['final']:.2f}x \|", page)
 
 
