@@ -161,6 +161,14 @@ def test_transparent_parts_become_white_and_modes_become_rgb() -> None:
     assert decode(encoded(picture(3), "JPEG", quality=95), "x", (8, 8)).shape == (8, 8, 3)
 
 
+def test_gray_of_sixteen_bits_keeps_its_levels() -> None:
+    image = pytest.importorskip("PIL.Image")
+    eight = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    content = io.BytesIO()
+    image.fromarray(eight.astype(np.uint16) * 257).save(content, "PNG")
+    assert (decode(content.getvalue(), "a", (16, 16)) == eight[..., None]).all()
+
+
 def test_clips_from_animations_and_arrays(tmp_path: Path) -> None:
     frames = [Image.fromarray(picture(number)) for number in range(0, 20, 4)]
     (tmp_path / "in").mkdir()
