@@ -6,13 +6,14 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from complete_mue.cli.app import app, need_run, need_torch, warn
+from complete_mue.cli.sweep_progress import bar, clock
 from complete_mue.errors import RunError
 
 
@@ -117,33 +118,41 @@ def _dry_run(config: Any) -> None:
 
 @contextmanager
 def _progress(config: Any, *, shown: bool) -> Iterator[tuple[Callable[[dict[str, Any]], None], Callable[[str], None]]]:
-    """A bar with loss, tokens per second, utilisation and time left; a line per report where it is not shown."""
+    """A bar with loss, time left, tokens per second and utilisation; a line per report where it is not shown."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.live import Live
 
+    steps = config.budget.steps
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[facts]}"))
-    with Progress(*columns, console=console, disable=not shown) as bar:
-        task = bar.add_task(config.name, total=config.budget.steps, facts="")
+    live = Live(_live(config.name, 0, steps), console=console, refresh_per_second=4) if shown else nullcontext()
+    with live as view:
 
         def report(line: dict[str, Any]) -> None:
-            facts = _facts(line)
-            bar.update(task, completed=line["step"] + 1, facts=facts)
-            if not shown:
-                print(f"step {line['step'] + 1}/{config.budget.steps}  {facts}", file=sys.stderr, flush=True)
+            step, facts = line["step"] + 1, _facts(line)
+            if view is None:
+                print(f"step {step}/{steps}  {facts}", file=sys.stderr, flush=True)
+            else:
+                view.update(_live(config.name, step, steps, facts))
 
         yield report, lambda text: console.print(f"warning: {text}")
 
 
+def _live(name: str, step: int, steps: int, facts: str = "") -> Any:
+    """One line of any terminal."""
+    from rich.text import Text
+
+    return Text(f"{name} {bar(step / steps)} {step}/{steps}  {facts}", no_wrap=True, overflow="ellipsis")
+
+
 def _facts(line: dict[str, Any]) -> str:
+    """What matters most first: a narrow terminal cuts off the end."""
     parts = [f"loss {line['loss']:.4f}"]
+    if "seconds_left" in line:
+        parts.append(f"{clock(line['seconds_left'])} left")
     if "tokens_per_second" in line:
         parts.append(f"{line['tokens_per_second']:,.0f} tokens/s")
     if "mfu" in line:
         parts.append(f"MFU {line['mfu']:.1%}")
-    if "seconds_left" in line:
-        minutes, seconds = divmod(int(line["seconds_left"]), 60)
-        parts.append(f"{minutes}:{seconds:02d} left")
     return "  ".join(parts)
 
 
