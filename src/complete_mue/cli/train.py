@@ -163,9 +163,13 @@ def sample_command(
     count: Annotated[
         int | None, typer.Option(min=1, help="Tokens to write (default 200) or pictures to draw (16).")
     ] = None,
-    temperature: Annotated[float, typer.Option(min=0.0, help="Text: 0 always takes the likeliest token.")] = 0.8,
-    steps: Annotated[int, typer.Option(min=1, help="Pictures: solver steps.")] = 30,
-    guidance: Annotated[float, typer.Option(help="Pictures: strength of guidance; 1 is none.")] = 2.0,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.0, help="Text: 0 always takes the likeliest token. Default: 0.8.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Pictures: solver steps. Default: 30.")] = None,
+    guidance: Annotated[
+        float | None, typer.Option(help="Pictures: strength of guidance; 1 is none. Default: 2.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Another seed gives another sample.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Pictures: a .png; video: a .gif or .mp4. Default: in RUN.")] = None,
     autoencoder: Annotated[
@@ -182,21 +186,26 @@ def sample_command(
     Example:  mue sample runs/lm_tiny-dense --prompt "def main(" --count 200
     """
     for option, value in (("--temperature", temperature), ("--guidance", guidance)):
-        if not math.isfinite(value):
+        if value is not None and not math.isfinite(value):
             raise RunError(f"{option} {value}: give a finite number")
     need_torch("mue sample")
     text = type(need_run(run).task).__name__ == "TextTask"
-    pictures = {"--out": out, "--autoencoder": autoencoder, "--text-encoder": text_encoder}
-    if text and (given := [option for option, value in pictures.items() if value is not None]):
-        raise RunError(f"{run} writes text, on stdout: leave out {', '.join(given)}")
+    pictures = {
+        "--steps": steps, "--guidance": guidance, "--out": out, "--autoencoder": autoencoder,
+        "--text-encoder": text_encoder,
+    }  # fmt: skip
+    others = pictures if text else {"--temperature": temperature}
+    if given := [option for option, value in others.items() if value is not None]:
+        raise RunError(f"{run} {'writes text, on stdout' if text else 'draws'}: leave out {', '.join(given)}")
     from complete_mue.lab.train.sample import draw_pictures, load_run, write_text
 
     config, model, _ = load_run(run, warn)
     if text:
-        print(write_text(config, model, prompt or "\n", count or 200, temperature, seed))
+        warmth = 0.8 if temperature is None else temperature
+        print(write_text(config, model, prompt or "\n", count or 200, warmth, seed))
         return
     path = draw_pictures(
-        config, model, prompt, count or 16, out or run / "sample", steps=steps, guidance=guidance, seed=seed,
-        autoencoder=autoencoder, text_encoder=text_encoder,
+        config, model, prompt, count or 16, out or run / "sample", steps=steps or 30,
+        guidance=2.0 if guidance is None else guidance, seed=seed, autoencoder=autoencoder, text_encoder=text_encoder,
     )  # fmt: skip
     print(f"wrote {path}")
