@@ -140,6 +140,21 @@ def test_every_picture_once_with_its_own_caption(tmp_path: Path, make: Callable[
 # -- cutting to size --------------------------------------------------------------------------------------------------
 
 
+def test_a_byte_order_mark_is_no_part_of_a_caption(tmp_path: Path) -> None:
+    mark = b"\xef\xbb\xbf"
+    (tmp_path / "a.png").write_bytes(encoded(picture(0)))
+    (tmp_path / "a.txt").write_bytes(mark + b"a cat\r\n")
+    caption = mark + json.dumps({"caption": "a cat"}).encode()
+    members = {
+        "a.png": encoded(picture(0)),
+        "a.txt": mark + b"a cat\r\n",
+        "b.png": encoded(picture(1)),
+        "b.json": caption,
+    }
+    items = [*ImageFolder(tmp_path).items, *ImageTars(tar(tmp_path / "a.tar", members)).items]
+    assert [item.caption for item in items] == ["a cat"] * 3
+
+
 def test_pictures_are_scaled_to_cover_and_cut_around_the_middle() -> None:
     wide = np.zeros((20, 60, 3), np.uint8)
     wide[:, 20:40] = 200  # the middle square
@@ -159,6 +174,14 @@ def test_transparent_parts_become_white_and_modes_become_rgb() -> None:
     assert cut[0, 7].tolist() == [255, 255, 255]
     assert decode(encoded(np.full((8, 8), 99, np.uint8)), "x", (8, 8))[0, 0].tolist() == [99, 99, 99]
     assert decode(encoded(picture(3), "JPEG", quality=95), "x", (8, 8)).shape == (8, 8, 3)
+
+
+def test_gray_of_sixteen_bits_keeps_its_levels() -> None:
+    image = pytest.importorskip("PIL.Image")
+    eight = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    content = io.BytesIO()
+    image.fromarray(eight.astype(np.uint16) * 257).save(content, "PNG")
+    assert (decode(content.getvalue(), "a", (16, 16)) == eight[..., None]).all()
 
 
 def test_clips_from_animations_and_arrays(tmp_path: Path) -> None:

@@ -462,6 +462,7 @@ def test_strange_files_are_not_written_among(tmp_path: Path) -> None:
         ("a.jsonl", b'{"text": "\\ud800"}\n', {}, "not Unicode text"),
         ("a.jsonl", b"[" * 100_000, {}, r"a\.jsonl:1: not a JSON object"),
         ("a.txt", b"", {}, "no documents in it"),
+        ("a.txt", b"", {"held_out": 0.1}, "no documents in it"),
         ("a.json", b"[]", {}, r"write one JSON object per line \(\.jsonl\)"),
         ("a.tar.gz", b"", {}, r"a \.tar file is no text; unpack or convert it first"),
         ("a.txt", b"text", {"separator": ""}, "separator"),

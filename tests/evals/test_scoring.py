@@ -168,3 +168,16 @@ def test_held_out_loss_is_that_of_every_window(monkeypatch: pytest.MonkeyPatch) 
     assert found.error == pytest.approx(float(want.std()) / len(want) ** 0.5, rel=1e-3)
     assert (found.windows, found.tokens) == (data.windows, data.windows * 512)
     assert found.bits_per_byte == pytest.approx(found.loss / math.log(2), rel=0.01)  # a token is a byte
+
+
+@pytest.mark.numeric
+def test_bits_per_byte_count_characters_that_windows_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A character of three bytes, half of which end in another window, is still three bytes."""
+    stream = BYTES.documents(["語".encode() * 70] * 20)[1].astype(np.uint16)
+    monkeypatch.setattr(text, "_library", lambda: (stream, stream))
+    small = ("shape.width=16", "shape.depth=1", "shape.head_dim=8", "task.sequence=16", "budget.batch_tokens=16")
+    config = override(recipe("lm_tiny"), *small)
+    scorer = Scorer(build(config).model.eval(), BYTES, 16, batch_tokens=50)
+    found = held_out_loss(config, scorer, 7, lambda done, total: None)
+    size = found.tokens - len(stream) // 211  # ends of documents are tokens, not bytes
+    assert found.bits_per_byte * math.log(2) == pytest.approx(found.loss * found.tokens / size, rel=2e-3)

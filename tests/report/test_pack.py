@@ -123,6 +123,26 @@ def test_a_packed_file_never_loses_points(sweep_folder: Write, tmp_path: Path) -
     assert path.read_bytes() == before
 
 
+def test_a_packed_file_never_loses_results(sweep_folder: Write, tmp_path: Path) -> None:
+    """A sweep that was begun anew plans the same points, but has run few of them."""
+    kept = tmp_path / "kept"
+    done, begun = sweep_folder("done", drifts=TWO), sweep_folder("begun", drifts=TWO, missing=lambda t, r, v: v > 0.02)
+    failed = sweep_folder("failed", drifts=TWO)
+    for path in (failed / "ledger").glob("8e2a-*"):
+        record = {**json.loads(path.read_text()), "status": "failed", "loss": None, "error": "memory"}
+        path.write_text(json.dumps(record))
+    (path,) = pack_sweeps([done], kept)
+    before = path.read_bytes()
+    for fewer in (begun, failed):
+        with pytest.raises(FileError, match=f"holds .* finished points that .*{fewer.name} does not"):
+            pack_sweeps([fewer], kept)
+    assert path.read_bytes() == before
+    assert pack_sweeps([path, begun], kept) == [path]
+    assert path.read_bytes() == before
+    pack_sweeps([begun], tmp_path / "other")
+    assert pack_sweeps([done], tmp_path / "other")[0].read_bytes() == before  # more results take the place of fewer
+
+
 @pytest.mark.parametrize(
     ("damage", "says"),
     [

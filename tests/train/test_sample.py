@@ -35,10 +35,13 @@ def test_sample(recipe: str, tmp_path: Path) -> None:
         text = mue("sample", str(tmp_path), "--prompt", "def ")
         assert text.startswith("def ")
         assert text == mue("sample", str(tmp_path), "--prompt", "def ")
-        refused = in_process.mue("sample", str(tmp_path), "--out", "x.png", cwd=tmp_path)
+        refused = in_process.mue("sample", str(tmp_path), "--out", "x.png", "--guidance", "2", cwd=tmp_path)
         assert refused.returncode == 2
-        assert "writes text, on stdout: leave out --out" in refused.stderr
+        assert "writes text, on stdout: leave out --guidance, --out" in refused.stderr
         return
+    refused = in_process.mue("sample", str(tmp_path), "--temperature", "0", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "draws: leave out --temperature" in refused.stderr
     out = mue("sample", str(tmp_path), "--count", "4", "--steps", "2")
     video = "sprites" in RUNS[recipe][0]
     picture = tmp_path / ("sample.gif" if video else "sample.png")

@@ -39,23 +39,25 @@ def shown(title: str) -> Iterator[Callable[[Status], None]]:
 def _lines(status: Status) -> list[str]:
     lines = []
     for group in status.running:
-        left = "" if group.seconds_left is None else f"  {_clock(group.seconds_left)} left"
+        left = "" if group.seconds_left is None else f"  {clock(group.seconds_left)} left"
         best = "" if group.best is None else f"  best {group.best:.3f}"
-        bar = _bar(group.step / group.steps)
-        lines.append(f"{bar} {group.label}  step {group.step}/{group.steps}{left}{best}")
+        done = bar(group.step / group.steps)
+        lines.append(f"{done} {group.label}  step {group.step}/{group.steps}{left}{best}")
     under_way = sum(len(group.points) * group.step / group.steps for group in status.running)
-    facts = [f"{_bar((status.done + under_way) / status.total)} {status.done}/{status.total} runs"]
-    facts += [f"{_clock(status.seconds_left)} left"] if status.seconds_left is not None else []
+    facts = [f"{bar((status.done + under_way) / status.total)} {status.done}/{status.total} runs"]
+    facts += [f"{clock(status.seconds_left)} left"] if status.seconds_left is not None else []
     facts += [f"{status.failed} failed"] if status.failed else []
     facts += [f"best {status.best[0]:.4f} ({status.best[1]})"] if status.best else []
     return [*lines, "  ".join(facts)]
 
 
-def _bar(share: float, width: int = 10) -> str:
+def bar(share: float, width: int = 10) -> str:
+    """What is done, in blocks."""
     full = round(share * width)
     return "█" * full + "░" * (width - full)
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """``4:07``, or ``31:04:07`` from an hour on."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"

@@ -6,13 +6,14 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from complete_mue.cli.app import app, need_run, need_torch, warn
+from complete_mue.cli.sweep_progress import bar, clock
 from complete_mue.errors import RunError
 
 
@@ -117,33 +118,41 @@ def _dry_run(config: Any) -> None:
 
 @contextmanager
 def _progress(config: Any, *, shown: bool) -> Iterator[tuple[Callable[[dict[str, Any]], None], Callable[[str], None]]]:
-    """A bar with loss, tokens per second, utilisation and time left; a line per report where it is not shown."""
+    """A bar with loss, time left, tokens per second and utilisation; a line per report where it is not shown."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.live import Live
 
+    steps = config.budget.steps
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[facts]}"))
-    with Progress(*columns, console=console, disable=not shown) as bar:
-        task = bar.add_task(config.name, total=config.budget.steps, facts="")
+    live = Live(_live(config.name, 0, steps), console=console, refresh_per_second=4) if shown else nullcontext()
+    with live as view:
 
         def report(line: dict[str, Any]) -> None:
-            facts = _facts(line)
-            bar.update(task, completed=line["step"] + 1, facts=facts)
-            if not shown:
-                print(f"step {line['step'] + 1}/{config.budget.steps}  {facts}", file=sys.stderr, flush=True)
+            step, facts = line["step"] + 1, _facts(line)
+            if view is None:
+                print(f"step {step}/{steps}  {facts}", file=sys.stderr, flush=True)
+            else:
+                view.update(_live(config.name, step, steps, facts))
 
         yield report, lambda text: console.print(f"warning: {text}")
 
 
+def _live(name: str, step: int, steps: int, facts: str = "") -> Any:
+    """One line of any terminal."""
+    from rich.text import Text
+
+    return Text(f"{name} {bar(step / steps)} {step}/{steps}  {facts}", no_wrap=True, overflow="ellipsis")
+
+
 def _facts(line: dict[str, Any]) -> str:
+    """What matters most first: a narrow terminal cuts off the end."""
     parts = [f"loss {line['loss']:.4f}"]
+    if "seconds_left" in line:
+        parts.append(f"{clock(line['seconds_left'])} left")
     if "tokens_per_second" in line:
         parts.append(f"{line['tokens_per_second']:,.0f} tokens/s")
     if "mfu" in line:
         parts.append(f"MFU {line['mfu']:.1%}")
-    if "seconds_left" in line:
-        minutes, seconds = divmod(int(line["seconds_left"]), 60)
-        parts.append(f"{minutes}:{seconds:02d} left")
     return "  ".join(parts)
 
 
@@ -154,9 +163,13 @@ def sample_command(
     count: Annotated[
         int | None, typer.Option(min=1, help="Tokens to write (default 200) or pictures to draw (16).")
     ] = None,
-    temperature: Annotated[float, typer.Option(min=0.0, help="Text: 0 always takes the likeliest token.")] = 0.8,
-    steps: Annotated[int, typer.Option(min=1, help="Pictures: solver steps.")] = 30,
-    guidance: Annotated[float, typer.Option(help="Pictures: strength of guidance; 1 is none.")] = 2.0,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.0, help="Text: 0 always takes the likeliest token. Default: 0.8.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Pictures: solver steps. Default: 30.")] = None,
+    guidance: Annotated[
+        float | None, typer.Option(help="Pictures: strength of guidance; 1 is none. Default: 2.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Another seed gives another sample.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Pictures: a .png; video: a .gif or .mp4. Default: in RUN.")] = None,
     autoencoder: Annotated[
@@ -173,21 +186,26 @@ def sample_command(
     Example:  mue sample runs/lm_tiny-dense --prompt "def main(" --count 200
     """
     for option, value in (("--temperature", temperature), ("--guidance", guidance)):
-        if not math.isfinite(value):
+        if value is not None and not math.isfinite(value):
             raise RunError(f"{option} {value}: give a finite number")
     need_torch("mue sample")
     text = type(need_run(run).task).__name__ == "TextTask"
-    pictures = {"--out": out, "--autoencoder": autoencoder, "--text-encoder": text_encoder}
-    if text and (given := [option for option, value in pictures.items() if value is not None]):
-        raise RunError(f"{run} writes text, on stdout: leave out {', '.join(given)}")
+    pictures = {
+        "--steps": steps, "--guidance": guidance, "--out": out, "--autoencoder": autoencoder,
+        "--text-encoder": text_encoder,
+    }  # fmt: skip
+    others = pictures if text else {"--temperature": temperature}
+    if given := [option for option, value in others.items() if value is not None]:
+        raise RunError(f"{run} {'writes text, on stdout' if text else 'draws'}: leave out {', '.join(given)}")
     from complete_mue.lab.train.sample import draw_pictures, load_run, write_text
 
     config, model, _ = load_run(run, warn)
     if text:
-        print(write_text(config, model, prompt or "\n", count or 200, temperature, seed))
+        warmth = 0.8 if temperature is None else temperature
+        print(write_text(config, model, prompt or "\n", count or 200, warmth, seed))
         return
     path = draw_pictures(
-        config, model, prompt, count or 16, out or run / "sample", steps=steps, guidance=guidance, seed=seed,
-        autoencoder=autoencoder, text_encoder=text_encoder,
+        config, model, prompt, count or 16, out or run / "sample", steps=steps or 30,
+        guidance=2.0 if guidance is None else guidance, seed=seed, autoencoder=autoencoder, text_encoder=text_encoder,
     )  # fmt: skip
     print(f"wrote {path}")

@@ -68,6 +68,8 @@ def _covering(image: Any, size: tuple[int, int]) -> NDArray[np.uint8]:
     # JPEG can be decoded at a fraction of its size, which is what most of the time goes into.
     image.draft("RGB", (2 * width, 2 * height))
     image = operations.exif_transpose(image)
+    if image.mode.startswith("I"):  # gray of 16 bits; Pillow would clip it at 255, to white
+        image = pillow.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         image = image.convert("RGBA")
         image = pillow.alpha_composite(pillow.new("RGBA", image.size, "white"), image)

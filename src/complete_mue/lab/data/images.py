@@ -227,7 +227,7 @@ def _caption_file(picture: Path) -> str:
     if not path.is_file():
         raise FileError(f"{picture}: no caption; write it into {path.name} beside it, or all into {CAPTIONS[0]}")
     with in_our_words(f"{path}: not UTF-8 text", "save it as UTF-8"):
-        return read_bytes(path, "give another caption", _LARGEST_CAPTION).decode("utf-8").strip()
+        return read_bytes(path, "give another caption", _LARGEST_CAPTION).decode("utf-8-sig").strip()
 
 
 def _caption_list(path: Path) -> Sequence[str]:

@@ -183,8 +183,8 @@ class _Run:
             self.meter.begin("counting")
             progress.total = sum(1 for _ in self._documents())
             progress.write(self.out)
-        if progress.total == 1:
-            return 1
+        if progress.total < 2:
+            return progress.total
         held: int = max(1, round(progress.total * share))
         if held >= progress.total:
             raise ShapeError(

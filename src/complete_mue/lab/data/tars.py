@@ -88,7 +88,7 @@ def _caption(parts: Mapping[str, Callable[[], bytes]], path: Path, key: str) -> 
         raise FileError(f"{path}: {key} has no caption; add {key}.txt, or .json with 'caption'")
     wanted = "JSON with 'caption'" if suffix == ".json" else "text in UTF-8"
     with in_our_words(f"{path}: {key}{suffix}: not {wanted}"):
-        text = parts[suffix]().decode("utf-8")
+        text = parts[suffix]().decode("utf-8-sig")
         return caption_text(json.loads(text)["caption"] if suffix == ".json" else text, f"{path}: {key}")
 
 

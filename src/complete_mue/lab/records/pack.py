@@ -34,8 +34,8 @@ def pack_sweeps(places: Sequence[Path], folder: Path) -> list[Path]:
         sweep.outcomes  # noqa: B018  nothing damaged gets packed
         parts.setdefault(folder / f"{file_stem(sweep.plan.task, sweep.plan.name)}{PACKED}", []).append(sweep)
     packed = {path: _packed(found) for path, found in parts.items()}
-    for path, (plan, _) in packed.items():
-        _refuse_loss(path, plan, [stored.place for stored in parts[path]])
+    for path, (_, records) in packed.items():
+        _refuse_loss(path, records, [stored.place for stored in parts[path]])
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
@@ -71,13 +71,14 @@ def portable(command: str) -> str:
     return _FOLDERS.sub("", command)
 
 
-def _refuse_loss(path: Path, plan: Mapping[str, Any], places: Sequence[Path]) -> None:
-    """A packed file is never replaced by one that holds fewer points."""
+def _refuse_loss(path: Path, records: Mapping[str, Mapping[str, Any]], places: Sequence[Path]) -> None:
+    """A packed file is never replaced by one that holds fewer results; a failure is none."""
     if not path.exists() or path in places:
         return
-    lost = {point.id for point in read_sweep(path).plan.points} - {point["id"] for point in plan["points"]}
+    kept = {id_ for id_, record in records.items() if record["status"] != "failed"}
+    lost = {id_ for id_, outcome in read_sweep(path).outcomes.items() if outcome.status != "failed"} - kept
     if lost:
         raise FileError(
-            f"{path}: holds {len(lost)} points that {', '.join(map(str, places))} does not; name it beside them to "
-            "join the two, or delete it"
+            f"{path}: holds {len(lost)} finished points that {', '.join(map(str, places))} does not; name it beside "
+            "them to join the two, or delete it"
         )

@@ -46,6 +46,10 @@ class SweepRequest:
             raise RunError(
                 f"{self.figure}: --hyper, --span, --octaves and --per-octave are for named figures; write [scan] there"
             )
+        if self.from_file and self.scale != "tiny":
+            raise RunError(
+                f"{self.figure}: --scale {self.scale} is for named figures; the recipe and overrides there say the size"
+            )
         if self.figure != "roles" and (self.targets or self.roles):
             raise RunError(
                 f"{self.figure}: --target and --role are for `mue sweep roles`, which scans one role at a time"
