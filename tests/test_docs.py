@@ -185,6 +185,7 @@ def test_pair_table_equals_the_records() -> None:
 
 
 TRANSFER, ROLES = Path("docs/results/transfer.md"), Path("docs/results/roles.md")
+SMALL_BATCH = Path("docs/results/small_batch.md")
 
 
 def assert_same_page(got: str, want: str) -> None:
@@ -197,7 +198,7 @@ def assert_same_page(got: str, want: str) -> None:
         assert abs(float(one) - float(other)) <= ("." in one) * 1.01 * 10.0 ** -len(one.partition(".")[2]), (one, other)
 
 
-@pytest.mark.parametrize("page", [TRANSFER, ROLES])
+@pytest.mark.parametrize("page", [TRANSFER, ROLES, SMALL_BATCH])
 def test_a_page_of_results_equals_its_records(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its generated part is what `mue report docs/results/NAME --page docs/results/NAME.md` writes."""
     monkeypatch.chdir(ROOT)
@@ -240,7 +241,7 @@ def assert_quoted(words: str, below: str, least: int) -> None:
         assert near, f"{found[0]} is none of the figures below it"
 
 
-@pytest.mark.parametrize("page", [TRANSFER, ROLES])
+@pytest.mark.parametrize("page", [TRANSFER, ROLES, SMALL_BATCH])
 def test_the_words_above_a_page_of_results_quote_its_figures(page: Path) -> None:
     below = measured(page)
     assert_quoted((ROOT / page).read_text(encoding="utf-8").partition(below)[0], below, least=7)
@@ -295,7 +296,7 @@ def test_update_effects_are_measured_in_training(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("page", "least"), [("README.md", 2), ("docs/results/index.md", 25)])
 def test_other_pages_quote_the_pages_of_results(page: str, least: int) -> None:
-    assert_quoted((ROOT / page).read_text(encoding="utf-8"), measured(TRANSFER, ROLES) + begun(), least)
+    assert_quoted((ROOT / page).read_text(encoding="utf-8"), measured(TRANSFER, ROLES, SMALL_BATCH) + begun(), least)
 
 
 def test_the_table_of_axes_equals_the_pages_of_results() -> None:
