@@ -88,7 +88,8 @@ def test_separators_across_blocks(tmp_path: Path, block: int, monkeypatch: pytes
 
 def test_json_lines(tmp_path: Path, texts: list[str]) -> None:
     plain, packed = tmp_path / "a.jsonl", tmp_path / "b.jsonl.gz"
-    plain.write_text("".join(json.dumps({"body": text, "n": 1}) + "\n" for text in texts[:100]) + "\n")
+    rows = [json.dumps({"body": text, "n": 1}) for text in texts[:100]]
+    plain.write_text("\n".join([*rows[:50], '{"body": null}', *rows[50:]]) + "\n\n")
     with gzip.open(packed, "wt", encoding="utf-8") as file:
         file.writelines(json.dumps({"body": text}, ensure_ascii=False) + "\n" for text in texts[100:])
     quiet([plain, packed], tmp_path / "out", text_key="body")
@@ -98,7 +99,8 @@ def test_json_lines(tmp_path: Path, texts: list[str]) -> None:
 @pytest.mark.tools
 def test_parquet(tmp_path: Path, texts: list[str]) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(arrow.table({"text": texts, "n": range(200)}), tmp_path / "a.parquet", row_group_size=64)
+    table = arrow.table({"text": [*texts[:50], None, *texts[50:]], "n": range(201)})
+    parquet.write_table(table, tmp_path / "a.parquet", row_group_size=64)
     quiet(tmp_path / "a.parquet", tmp_path / "out")
     assert read_back(tmp_path / "out") == texts
     with pytest.raises(FileError, match=r"'txt' .*'text'.* text, n: give one as the text key"):
@@ -461,6 +463,7 @@ def test_strange_files_are_not_written_among(tmp_path: Path) -> None:
         ("a.jsonl", b'{"text": 7}\n', {}, r"a\.jsonl:1: 'text' is '7', not a text"),
         ("a.jsonl", b'{"text": "\\ud800"}\n', {}, "not Unicode text"),
         ("a.jsonl", b"[" * 100_000, {}, r"a\.jsonl:1: not a JSON object"),
+        ("a.jsonl", b'{"text": null}\n', {}, "no documents in it"),
         ("a.txt", b"", {}, "no documents in it"),
         ("a.txt", b"", {"held_out": 0.1}, "no documents in it"),
         ("a.json", b"[]", {}, r"write one JSON object per line \(\.jsonl\)"),

@@ -2,8 +2,8 @@
 
     source = "notes.txt" "web.jsonl.gz" "part.parquet" "folder/" "hf:NAME" "hf:NAME:SPLIT" "hf:NAME:CONFIG:SPLIT"
 
-The order is that of the sources, folders sorted by path: the same files give the same documents. Empty documents are
-left out.
+The order is that of the sources, folders sorted by path: the same files give the same documents. Empty documents, and
+rows whose text is null, are left out.
 """
 
 from __future__ import annotations
@@ -147,6 +147,8 @@ def need_column(name: str, known: Collection[str], where: str, option: str, what
 
 
 def _utf8(value: Any, where: str, text_key: str) -> bytes:
+    if value is None:  # a row without a text, as tables of web pages have them, is an empty document
+        return b""
     if not isinstance(value, str):
         raise FileError(f"{where}: {text_key!r} is {str(value)[:40]!r}, not a text; give another text key")
     try:
