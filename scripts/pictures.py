@@ -54,7 +54,7 @@ def steps(given: argparse.Namespace, show: str) -> Iterator[Step]:
         yield Step(["train", f"dit_proxy:{name}", *changes, *tuned, "--resume", "--out", run])
     for name in models(given):
         picture = given.runs / "results" / f"{show}-{name}.{'gif' if show == 'sprites' else 'png'}"
-        drawn = ["--guidance", "3", "--steps", "50", "--count", "24", "--seed", "1", "--out", str(picture)]
+        drawn = ["--guidance", "3", "--steps", "50", "--count", "25", "--seed", "1", "--out", str(picture)]
         yield Step(["sample", str(given.runs / f"{show}-{name}"), *drawn], picture)
     dense, *sparse = (given.runs / f"{show}-{name}" for name in models(given))
     yield from speedups(dense, sparse, given.runs / "results")
