@@ -72,7 +72,13 @@ HALVES = {
     ),
     "dit": ("granularity", "shared", "grouped", "init_std", "ffn_width_moe", "batch_steps", "batch_tokens", "depth"),
 }  # fmt: skip
-GRIDS = {"duration": HIGHER, "duration_moe": HIGHER}
+LOWER = ("--octaves=-2:1", "--per-octave", "2")  # an MoE's are predicted at -1.3, too near the edge
+GRIDS = {
+    "duration": HIGHER,
+    "duration_moe": ("--octaves=-2:1.5", "--per-octave", "2"),
+    "batch_steps_moe": LOWER,
+    "batch_tokens_moe": LOWER,
+}
 OWN = {
     # Scores of 64 experts that add up to one are small, and so must be the steps of the bias that balances them.
     "softmax": (*LR, "--set", "router.score=softmax", "--set", "bias_rate=0.001"),
