@@ -336,6 +336,8 @@ def test_a_diverged_run_says_what_to_try(
         assert word in warnings[0]
     assert "precision" not in warnings[0]
     assert "clip" not in advice(config_of())
+    assert "qk_norm=true" in advice(config_of())
+    assert "qk_norm" not in advice(config_of("qk_norm=true"))
     assert "precision=float32" in advice(config_of("precision=bfloat16"))
     assert mue(monkeypatch, "train", "lm_tiny", *SMALL, *keys, "--out", str(tmp_path / "two")) == 3
     assert "reference.hyper.lr=2.5e+29" in "".join(capsys.readouterr().err.split())

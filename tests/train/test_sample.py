@@ -49,6 +49,23 @@ def test_sample(recipe: str, tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"GIF8" if video else b"\x89PNG")
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("recipe", list(RUNS)[:2])
+def test_a_gpu_draws_the_same(recipe: str, tmp_path: Path) -> None:
+    mue("train", recipe, *SMALL, *RUNS[recipe], "device=cpu", "--out", str(tmp_path))
+    text = recipe.startswith("lm")
+    one, other = (
+        mue("sample", str(tmp_path), *(() if text else ("--out", str(tmp_path / f"{device}.png"))), "--device", device)
+        for device in ("cpu", "cuda")
+    )
+    if text:
+        assert one == other
+    else:
+        image = pytest.importorskip("PIL.Image")
+        first, second = (np.asarray(image.open(tmp_path / f"{name}.png")).astype(int) for name in ("cpu", "cuda"))
+        assert abs(first - second).max() <= 1  # the same noise, summed in another order, in steps of 1/255
+
+
 @pytest.mark.parametrize("words", ["--guidance nan", "--guidance inf", "--temperature inf", "--temperature nan"])
 def test_numbers_that_are_not_finite_are_refused(words: str, tmp_path: Path) -> None:
     done = in_process.mue("sample", "none", *words.split(), cwd=tmp_path)

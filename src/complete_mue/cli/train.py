@@ -171,6 +171,7 @@ def sample_command(
         float | None, typer.Option(help="Pictures: strength of guidance; 1 is none. Default: 2.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Another seed gives another sample.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     out: Annotated[Path | None, typer.Option(help="Pictures: a .png; video: a .gif or .mp4. Default: in RUN.")] = None,
     autoencoder: Annotated[
         str | None, typer.Option(help="Where to find the autoencoder now, if its latents were cached.")
@@ -198,8 +199,11 @@ def sample_command(
     if given := [option for option, value in others.items() if value is not None]:
         raise RunError(f"{run} {'writes text, on stdout' if text else 'draws'}: leave out {', '.join(given)}")
     from complete_mue.lab.train.sample import draw_pictures, load_run, write_text
+    from complete_mue.lab.train.trainer import pick_device
 
+    place = pick_device(device)
     config, model, _ = load_run(run, warn)
+    model = model.to(place)
     if text:
         warmth = 0.8 if temperature is None else temperature
         print(write_text(config, model, prompt or "\n", count or 200, warmth, seed))

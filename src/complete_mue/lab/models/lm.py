@@ -113,7 +113,9 @@ class LanguageModel(nn.Module):
             if temperature == 0:
                 step = logits.argmax(-1, keepdim=True)
             else:
-                step = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)
+                shares = (logits / temperature).softmax(-1)
+                drawn = shares if generator is None else shares.to(generator.device)  # the same draws on any device
+                step = torch.multinomial(drawn, 1, generator=generator).to(tokens.device)
             tokens = torch.cat([tokens, step], dim=1)
         return tokens
 

@@ -178,6 +178,8 @@ def advice(config: RunConfig) -> str:
         steps.append(f"clip=1 (it is {'off' if config.clip is None else config.clip})")
     if config.warmup < 0.04:
         steps.append(f"a longer warmup, such as warmup=0.04 (it is {config.warmup:g})")
+    if not config.qk_norm:
+        steps.append("qk_norm=true, which keeps attention logits from growing")
     if config.precision != "float32":
         steps.append(f"precision=float32 (it is {config.precision})")
     return f"try {', then '.join(steps)}; the losses and gradient norms on the way are in metrics.jsonl"

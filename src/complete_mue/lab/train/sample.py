@@ -60,7 +60,7 @@ def write_text(config: RunConfig, model: nn.Module, prompt: str, count: int, tem
     """The prompt and what the model makes of it."""
     assert isinstance(model, LanguageModel)
     tokenizer = run_tokenizer(config)
-    tokens = torch.tensor([tokenizer.encode(prompt)])
+    tokens = torch.tensor([tokenizer.encode(prompt)], device=model.readout.device)
     written = model.generate(tokens, count, temperature=temperature, generator=torch.Generator().manual_seed(seed))
     return str(tokenizer.decode(written[0].tolist()))
 
@@ -93,11 +93,11 @@ def draw_pictures(
         # Before minutes of sampling: what is missing is said at once.
         why = "only the autoencoder that made the run's latents turns them into pictures"
         coder = _maker(Autoencoder, "autoencoder", autoencoder, task, features, why)
-    text = _text(config, features, prompt, count, seed, text_encoder)
+    text = _text(config, features, prompt, count, seed, text_encoder).to(model.readout.device)
     size = (task.frames, task.size, task.size) if video else (task.size, task.size)
     generator = torch.Generator().manual_seed(seed)
     pictures = sample(model, text, size, steps=steps, guidance=guidance, generator=generator)
-    pictures = pictures if coder is None else coder.decode(pictures).cpu()
+    pictures = (pictures if coder is None else coder.decode(pictures)).cpu()
     frames = grid(pictures if video else pictures[:, :, None])
     write_pictures(frames, path)
     return path
