@@ -14,12 +14,12 @@ has finished, such as the dense reference's runs, the next ones take over. Every
 where this one was stopped. ``--jobs 2`` keeps two sweeps going, so that one trains while the other compiles.
 
 Beside figures, ``--only`` takes rows that scan something else: `weight_decay` and `init_std` of diffusion's activated
-experts; `softmax`, activated experts by the other router; `logit_bias`, by a router with a bias on its logits;
-`decay_long`, the weight decay of language at four times the steps. At the tuned values lr x weight decay x steps is
-0.5: weights forget less than half of their past, so that a smaller weight decay changes nothing, and the loss has a
-flank on one side alone. The rules for duration keep that product. So `decay_long` scans upwards, to a product of 15,
-and four times the tokens per weight are where a weight decay has most to gain. The last three are no figures of the
-page: their folders are in RUNS/apart.
+experts; `betas_held`, a quarter and a half of the steps with the reference's betas; `softmax`, activated experts by the
+other router; `logit_bias`, by a router with a bias on its logits; `decay_long`, the weight decay of language at four
+times the steps. At the tuned values lr x weight decay x steps is 0.5: weights forget less than half of their past, so
+that a smaller weight decay changes nothing, and the loss has a flank on one side alone. The rules for duration keep
+that product. So `decay_long` scans upwards, to a product of 15, and four times the tokens per weight are where a weight
+decay has most to gain. The last four are no figures of the page: their folders are in RUNS/apart.
 
 At the end:
 
@@ -47,12 +47,13 @@ from complete_mue.storage import write_text
 
 FIRST, LAST = ("activated", "ffn_width"), ("depth", "width", "scaling", "selected", "large_batch")
 APART = {
+    "betas_held": "shorter",
     "softmax": "activated",
     "logit_bias": "activated",
     "decay_long": "activated",
 }  # rows with other settings than the page's, and their figure
 AXES = {
-    "lm": (*FIRST, *(name for name in FIGURES if name not in FIRST + LAST), *LAST, *APART),
+    "lm": (*FIRST, *(name for name in FIGURES if name not in (*FIRST, *LAST, *APART.values())), *LAST, *APART),
     "dit": (
         "activated", "capacity", "width", "granularity", "shared", "grouped", "weight_decay", "init_std",
         "ffn_width_moe", "batch_steps", "batch_tokens", "depth",
@@ -67,9 +68,7 @@ COARSE = ("--per-octave", "1")  # recorded in whole octaves
 HALF = ("--octaves=-1.5:1", "--per-octave", "2")  # where the optimum is sought, and not only that it is near
 HIGHER = ("--octaves=-1.5:2", "--per-octave", "2")  # at four times the steps it lay at the edge of the others
 HALVES = {
-    "lm": (
-        "shared_instead", "ffn_width_moe", "batch_steps_moe", "batch_tokens_moe", "depth", "softmax", "logit_bias",
-    ),
+    "lm": ("shared_instead", "ffn_width_moe", "depth", "softmax", "logit_bias"),
     "dit": ("granularity", "shared", "grouped", "init_std", "ffn_width_moe", "batch_steps", "batch_tokens", "depth"),
 }  # fmt: skip
 LOWER = ("--octaves=-2:1", "--per-octave", "2")  # an MoE's are predicted at -1.3, too near the edge
@@ -78,9 +77,11 @@ GRIDS = {
     "duration_moe": ("--octaves=-2:1.5", "--per-octave", "2"),
     "batch_steps_moe": LOWER,
     "batch_tokens_moe": LOWER,
+    "betas_held": LOWER,
 }
 OWN = {
     # Scores of 64 experts that add up to one are small, and so must be the steps of the bias that balances them.
+    "betas_held": (*LR, "--set", "betas=hold"),
     "softmax": (*LR, "--set", "router.score=softmax", "--set", "bias_rate=0.001"),
     "logit_bias": (*LR, "--set", "router.logit_bias=true"),
     "decay_long": ("--hyper", "weight_decay", "--octaves=-1:5", *TWO),

@@ -185,7 +185,8 @@ def test_pair_table_equals_the_records() -> None:
 
 
 TRANSFER, ROLES = Path("docs/results/transfer.md"), Path("docs/results/roles.md")
-SMALL_BATCH = Path("docs/results/small_batch.md")
+SMALL_BATCH, ROUTERS = Path("docs/results/small_batch.md"), Path("docs/results/routers.md")
+PAGES_OF_RESULTS = [TRANSFER, ROLES, SMALL_BATCH, ROUTERS]
 
 
 def assert_same_page(got: str, want: str) -> None:
@@ -198,7 +199,7 @@ def assert_same_page(got: str, want: str) -> None:
         assert abs(float(one) - float(other)) <= ("." in one) * 1.01 * 10.0 ** -len(one.partition(".")[2]), (one, other)
 
 
-@pytest.mark.parametrize("page", [TRANSFER, ROLES, SMALL_BATCH])
+@pytest.mark.parametrize("page", PAGES_OF_RESULTS)
 def test_a_page_of_results_equals_its_records(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its generated part is what `mue report docs/results/NAME --page docs/results/NAME.md` writes."""
     monkeypatch.chdir(ROOT)
@@ -221,12 +222,6 @@ def measured(*pages: Path) -> str:
     return "".join(generated((ROOT / page).read_text(encoding="utf-8"), page) or "" for page in pages)
 
 
-def begun() -> str:
-    """What the sweeps say that are on no page yet."""
-    curves = [c for path in find_sweeps(ROOT / "docs/results/started") for c in summarize(path).scans[0].curves]
-    return "".join(f"{c.drift:+.2f} ± {c.drift_error:.2f}\n" for c in curves if c.drift is not None)
-
-
 def assert_quoted(words: str, below: str, least: int) -> None:
     """Every ``figure ± error`` in some words is one of the generated part's: words do not outlive their records."""
     known = [(float(found[1]), float(found[3])) for found in FIGURE.finditer(below)]
@@ -241,21 +236,31 @@ def assert_quoted(words: str, below: str, least: int) -> None:
         assert near, f"{found[0]} is none of the figures below it"
 
 
-@pytest.mark.parametrize("page", [TRANSFER, ROLES, SMALL_BATCH])
+@pytest.mark.parametrize("page", PAGES_OF_RESULTS)
 def test_the_words_above_a_page_of_results_quote_its_figures(page: Path) -> None:
-    below = measured(page)
-    assert_quoted((ROOT / page).read_text(encoding="utf-8").partition(below)[0], below, least=7)
+    """Its own, or those that it is compared with."""
+    words = (ROOT / page).read_text(encoding="utf-8").partition(measured(page))[0]
+    assert_quoted(words, measured(page) + (measured(TRANSFER) if page == ROUTERS else ""), least=7)
 
 
-def test_the_table_of_plain_learning_rates_equals_the_records() -> None:
+@pytest.mark.parametrize(
+    ("name", "sweeps"),
+    [
+        ("plain", ("duration", "batch_steps", "batch_tokens")),
+        ("plain_moe", ("duration_moe", "batch_tokens_moe")),
+    ],
+)
+def test_the_tables_of_plain_learning_rates_equal_the_records(name: str, sweeps: tuple[str, ...]) -> None:
     """Optima with the rules' factor for the number of steps put back, and what the untouched value would cost."""
     found: dict[tuple[float, int], list[str]] = {}
-    for name in ("duration", "batch_steps", "batch_tokens"):
-        summary = summarize(ROOT / f"docs/results/transfer/lm-{name}.jsonl")
+    for sweep in sweeps:
+        summary = summarize(ROOT / f"docs/results/transfer/lm-{sweep}.jsonl")
         dense = summary.target("dense")
         for curve in summary.scans[0].curves:
             target = summary.target(curve.target)
             if curve.optimum is None or curve.regret is None or curve.optimum_error is None:
+                continue
+            if name == "plain_moe" and curve.target == "dense":
                 continue
             factor = (dense.steps / target.steps) ** 0.5
             kept = fit_curve(curve.hyper, curve.rules, curve.target, curve.transferred / factor, curve.points).regret
@@ -265,7 +270,7 @@ def test_the_table_of_plain_learning_rates_equals_the_records() -> None:
             cells = [f"at least {least}", "–", *(f"at least {cost}" for cost in costs)] if is_open else cells
             found.setdefault((target.batch_tokens / dense.batch_tokens, target.steps), cells)
     want = [" ".join([f"x{batch:g}", f"{steps:,}", *cells]) for (batch, steps), cells in sorted(found.items())]
-    assert_same_page("\n".join(map(" ".join, table("results/transfer.md", "plain"))), "\n".join(want))
+    assert_same_page("\n".join(map(" ".join, table("results/transfer.md", name))), "\n".join(want))
 
 
 @pytest.mark.slow
@@ -296,7 +301,7 @@ def test_update_effects_are_measured_in_training(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("page", "least"), [("README.md", 2), ("docs/results/index.md", 25)])
 def test_other_pages_quote_the_pages_of_results(page: str, least: int) -> None:
-    assert_quoted((ROOT / page).read_text(encoding="utf-8"), measured(TRANSFER, ROLES, SMALL_BATCH) + begun(), least)
+    assert_quoted((ROOT / page).read_text(encoding="utf-8"), measured(*PAGES_OF_RESULTS), least)
 
 
 def test_the_table_of_axes_equals_the_pages_of_results() -> None:

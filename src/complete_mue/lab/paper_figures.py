@@ -173,6 +173,13 @@ def _duration_moe(base: Model, tiny: bool) -> list[Model]:
     return _each_an_moe([replace(base, name="steps x1"), *_duration(base, tiny)], tiny)
 
 
+@register("shorter", "Fewer steps, dense and MoE", "steps ratio")
+def _shorter(base: Model, tiny: bool) -> list[Model]:
+    """Where the rules for duration fail, apart: with other settings, such as held betas, this is minutes."""
+    few = [model for model in _duration(base, tiny) if model.budget.steps < base.budget.steps]
+    return [*few, *_each_an_moe(few, tiny)]
+
+
 def _each_an_moe(models: list[Model], tiny: bool) -> list[Model]:
     return [_moe(model, tiny, model.name, model.x or 1.0) for model in models]
 
