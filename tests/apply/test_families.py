@@ -126,6 +126,14 @@ def test_refused_with_the_reason(name: str, reason: str) -> None:
             mue.describe(given)
 
 
+@pytest.mark.parametrize(("name", "text"), [("gemma3", "gemma3_text"), ("llava", "llama")])
+def test_a_model_with_an_encoder_is_told_apart(name: str, text: str) -> None:
+    config = transformers.AutoConfig.for_model(name)
+    assert config.text_config.model_type == text
+    with pytest.raises(BindError, match=rf"a language model \({text}\).*give its text_config"):
+        mue.describe(config)
+
+
 @pytest.mark.parametrize("name", HOOKED)
 def test_unnormalized_routing_is_refused_with_the_remedy_and_served_after_it(name: str) -> None:
     model = tiny_model(name, normalized=False)

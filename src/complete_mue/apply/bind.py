@@ -181,10 +181,17 @@ def family_of(model: Any, family: Family | None = None) -> Family | None:
         )
     if family is None and callable(getattr(model, "tensors", None)):
         return None
-    kind = getattr(getattr(model, "config", model), "model_type", None)
+    config = getattr(model, "config", model)
+    kind = getattr(config, "model_type", None)
     family = family or FAMILIES.get(str(kind))
     if family is None:
         supported = [name for name, known in FAMILIES.items() if not known.refused]
+        within = getattr(getattr(config, "text_config", None), "model_type", None)
+        if within in supported:
+            raise BindError(
+                f"model_type {kind!r} is a language model ({within}) with other parts, such as an encoder of images, "
+                "for which there is no transfer rule: give its text_config, or the model that is made from that alone"
+            )
         what = (
             f"model_type {kind!r}{nearest(str(kind), supported)}"
             if kind

@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -33,15 +33,22 @@ def target_of(
 def shape_in(config: Path) -> ModelShape:
     """The shape in a config.json; of a family that its fields alone do not tell, that of the model on no device."""
     data = read_config(config)
+    shape = _shape_in(config, data)
     if other := departs(data):
         warn(f"{config}: {other}")
+    return shape
+
+
+def _shape_in(config: Path, data: dict[str, Any]) -> ModelShape:
     if data["model_type"] in READABLE:
         return shape_of_config(config, data)
     need_torch(f"reading a config of family {data['model_type']!r}")
     from complete_mue.apply.bind import describe, family_of
     from complete_mue.lab.data.extras import in_our_words
 
-    family_of(SimpleNamespace(model_type=data["model_type"]))  # refused before transformers is loaded
+    text = data.get("text_config")
+    within = SimpleNamespace(model_type=text.get("model_type") if isinstance(text, dict) else None)
+    family_of(SimpleNamespace(model_type=data["model_type"], text_config=within))  # before transformers is loaded
     advice = "install a newer one, or write a TOML file (`mue init`)"
     with in_our_words(f"{config}: transformers cannot read it", advice):
         from transformers import AutoConfig
