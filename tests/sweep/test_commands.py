@@ -64,6 +64,7 @@ def test_tune_then_sweep_then_report(tmp_path: Path) -> None:
         (("sweep", "missing.toml"), "missing.toml: no such file; give a TOML file with a grid"),
         (("sweep", "mine.toml", "--span", "2"), "[scan]"),
         (("sweep", "mine.toml", "--scale", "small"), "--scale small is for named figures"),
+        (("sweep", "mine.toml", "--task", "dit"), "--task dit is for named figures"),
         (("sweep", "capacity", "--address", "ray://x"), "without --executor ray"),
         (("sweep", "capacity", "--set", "budget.steps=99999"), "the data holds"),
         (("tune", "lm", "--set", "budget.steps=99999"), "the data holds"),
