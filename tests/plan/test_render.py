@@ -88,6 +88,14 @@ def test_trust_says_how_far_and_warns_outside(lm_plan: mue.Plan) -> None:
     near = mue.transfer(reference, mue.ModelShape(512, 32, mue.FeedForward.parse("64e8a", 64)))
     assert near.trust.outside == ()
     assert "WARNING" not in str(near)
+    steps = reference.budget.steps
+    fewer, longer = (
+        mue.transfer(reference, near.shape, mue.Budget(reference.budget.batch_tokens, n), betas="hold")
+        for n in (steps // 4, 4 * steps)
+    )
+    assert "all lr ×0.5" in " ".join(str(fewer).partition("WARNING fewer")[2].split())
+    assert fewer.hyper.lr * 0.5 == pytest.approx(reference.hyper.lr)
+    assert longer.trust.advice == ""
     many = mue.transfer(reference, mue.ModelShape(128, 32, mue.FeedForward.parse("512e8a", 16)))
     assert {text.split()[0] for text in many.trust.outside} == {"512", "64"}
     assert lm_plan.to_dict()["trust"]["outside"] == lm_plan.trust.outside

@@ -55,6 +55,7 @@ def headline(plan: Plan) -> list[tuple[str, str]]:
         ("SDE", str(plan.sde)),
         ("trust", plan.trust.line),
         *([("WARNING", f"outside what was measured: {outside}; check lr at a size between")] if outside else []),
+        *([("WARNING", plan.trust.advice)] if plan.trust.advice else []),
         *(("note", text) for text in plan.shape.notes),
     ]
 

@@ -60,10 +60,12 @@ _OWN = {"experts": "experts", "sparsity": "experts per active one"}
 
 @dataclass(frozen=True)
 class Trust:
-    """A target against what was measured: one line on how far that reached, and what lies outside of it."""
+    """A target against what was measured: one line on how far that reached, what lies outside of it, and what to do
+    where the rule itself was seen to fail."""
 
     line: str
     outside: tuple[str, ...]
+    advice: str = ""
 
 
 def trust(rules: str, shape: ModelShape, ratios: Ratios) -> Trust:
@@ -88,7 +90,16 @@ def trust(rules: str, shape: ModelShape, ratios: Ratios) -> Trust:
         f"measured to {known.width.high:.4g}x width, {known.depth.high:.4g}x depth and {known.experts.high:.4g} "
         f"experts; yours is {', '.join(sizes) or 'of the same size'}"
     )
-    return Trust(line, tuple(outside))
+    return Trust(line, tuple(outside), _fewer_steps(ratios.schedule))
+
+
+def _fewer_steps(factor: float) -> str:
+    """The rule raises lr for fewer steps; in sweeps the reference's own did better, unless the batch was small."""
+    if factor < 1.01:
+        return ""
+    return (
+        f"fewer steps than the reference: there its own lr (all lr ×{1 / factor:.4g}) did better in our sweeps; try it"
+    )
 
 
 def _reach(reach: Range) -> str:

@@ -153,7 +153,8 @@ function showAnswer() {
   $('sde').textContent = `SDE ${plan.sde.verdict}`;
   $('sde').classList.toggle('exact', plan.sde.exact);
   const outside = plan.trust.outside.length ? ` Outside what was measured: ${plan.trust.outside.join(', ')}.` : '';
-  $('trust').textContent = `Trust: ${plan.trust.line}.${outside}`;
+  const advice = plan.trust.advice && ` ${plan.trust.advice[0].toUpperCase()}${plan.trust.advice.slice(1)}.`;
+  $('trust').textContent = `Trust: ${plan.trust.line}.${outside}${advice}`;
   const { active, total } = plan.parameters;
   list('tiles', [
     ['Global lr', number(plan.global.lr), `× ${general(plan.global.lr / from.hyper.lr, 4)} the reference’s`],
