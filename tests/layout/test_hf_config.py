@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import warnings
@@ -12,17 +13,28 @@ from typing import Any
 import pytest
 
 import complete_mue as mue
-from complete_mue.layout.hf_config import _MIXED_ATTENTION, READABLE, find_config, read_config, shape_of_config
+from complete_mue.layout.hf_config import (
+    _MIXED_ATTENTION,
+    PLAIN,
+    READABLE,
+    UNSAID,
+    departs,
+    find_config,
+    read_config,
+    shape_of_config,
+)
 from in_process import mue as run
 
 QWEN: dict[str, Any] = {
     "model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32, "head_dim": 128,
     "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
 }  # fmt: skip
 DEEPSEEK: dict[str, Any] = {
     "model_type": "deepseek_v3", "hidden_size": 7168, "num_hidden_layers": 61, "num_attention_heads": 128,
     "intermediate_size": 18432, "moe_intermediate_size": 2048, "n_routed_experts": 256, "num_experts_per_tok": 8,
     "n_shared_experts": 1, "first_k_dense_replace": 3, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+    "routed_scaling_factor": 1.0,
 }  # fmt: skip
 
 
@@ -156,6 +168,33 @@ def test_a_config_that_a_plan_does_not_fit_is_warned_of(change: dict[str, Any], 
     assert f"{name} = {json.dumps(value)}: the plan is for a model with {name} = " in done.stderr
     plain = {**QWEN, "routed_scaling_factor": 1, "norm_topk_prob": True, "tie_word_embeddings": False}
     assert run("plan", "examples/lm_reference.toml", written(tmp_path, plain), cwd=root).stderr == ""
+
+
+@pytest.mark.parametrize("name", READABLE)
+def test_what_the_fields_do_not_say_is_warned_of(name: str) -> None:
+    """A plan of the fields alone is silent only where `mue.param_groups` has the same numbers; what a config leaves out
+    is what transformers takes for it."""
+    transformers = pytest.importorskip("transformers")
+    from complete_mue.apply import bind
+    from stock_families import tiny_model, tiny_plan
+
+    default = transformers.AutoConfig.for_model(name)
+    for (field, value), families in UNSAID.items():
+        if hasattr(default, field):
+            assert (getattr(default, field) == value) == (name in families.split()), field
+    model = tiny_model(name, **{field: value for field, value in PLAIN.items() if hasattr(default, field)})
+    said = departs(model.config.to_dict())
+    plan = tiny_plan(model)
+    differ = set()
+    for bound in bind(model, plan):
+        role, layer = bound.spec.role, bound.spec.layer
+        several = len([row for row in plan.rows if row.role is role]) > 1
+        row = plan.fold().row(
+            role, plan.shape.label(plan.shape.blocks[layer]) if several and layer is not None else None
+        )
+        if role is not mue.Role.BIAS and not math.isclose(row.lr, bound.row.lr, rel_tol=1e-9):
+            differ.add(role.value)
+    assert bool(differ) == bool(said) or "normalizes" in said, (differ, said)
 
 
 def test_a_config_is_read_without_torch(root: Path, tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ WITHOUT_SHAPE = {name: value for name, value in LM.items() if name[:2] == "r." o
 QWEN = {
     "model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32, "head_dim": 128,
     "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8,
-    "num_key_value_heads": 4,
+    "num_key_value_heads": 4, "norm_topk_prob": True,
 }  # fmt: skip
 GLM = {
     "model_type": "glm4_moe", "hidden_size": 4096, "num_hidden_layers": 46, "num_attention_heads": 96, "head_dim": 128,

@@ -7,6 +7,7 @@ compare every family with the model that transformers builds. Others need the mo
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -46,10 +47,34 @@ PLAIN = {
     "norm_topk_prob": True,
     "routed_scaling_factor": 1.0,
     "moe_routed_scaling_factor": 1.0,
+    "route_scale": 1.0,
+    "mlp_beta_factor": 1.0,
+    "full_attn_beta_factor": 1.0,
+    "linear_attn_beta_factor": 1.0,
     "embedding_multiplier": 1.0,
     "residual_multiplier": 1.0,
     "logits_scaling": 1.0,
+    "logit_scale": 1.0,
     "tie_word_embeddings": False,
+}
+# What transformers takes where a config of these families says nothing, if that is not plain.
+UNSAID: dict[tuple[str, Any], str] = {
+    ("tie_word_embeddings", True): "smollm3 ernie4_5 starcoder2 cohere cohere2 gemma gemma2 gemma3_text gpt2 "
+    "ernie4_5_moe lfm2_moe",
+    ("norm_topk_prob", False): "olmoe flex_olmo qwen3_moe qwen2_moe deepseek_v2 dots1",
+    ("routed_scaling_factor", 2.5): "deepseek_v3 deepseek_v32 glm_moe_dsa",
+    ("routed_scaling_factor", 1.8): "glm4_moe_lite",
+    ("logit_scale", 0.0625): "cohere cohere2",
+    ("attention_multiplier", 1.0): "granite granitemoe granitemoeshared",
+    ("query_pre_attn_scalar", 256): "gemma2 gemma3_text",
+}
+# What models of these families do that no field says.
+_DOES = {
+    "multiplies its embedding by the root of the width": "gemma gemma2 gemma3_text",
+    "has norms behind its branches": "gemma2 gemma3_text olmo2 olmo3 exaone4 glm4 flex_olmo afmoe",
+    "puts a gate before its shared expert": "qwen2_moe qwen3_next",
+    "has convolutions of a fixed length": "qwen3_next lfm2_moe",
+    "never normalizes its routing weights": "deepseek_v2",
 }
 
 
@@ -95,14 +120,34 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def departs(data: Mapping[str, Any]) -> str:
-    """In words, which fields of a config are not what a plan takes them to be, and what to do; mostly empty."""
-    found = {name: data[name] for name, plain in PLAIN.items() if data.get(name, plain) not in (None, plain)}
-    if not found:
+    """In words, what of a config, said or not, is not what a plan takes it to be, and what to do; mostly empty."""
+    family, plain = data.get("model_type"), PLAIN | _plain_attention(data)
+    unsaid = {name: value for (name, value), families in UNSAID.items() if family in families.split()}
+    said = unsaid | {name: data[name] for name in plain if data.get(name) is not None}
+    found = {name: said[name] for name in plain if not _same(said.get(name, plain[name]), plain[name])}
+    does = " and ".join(what for what, families in _DOES.items() if family in families.split())
+    if not found and not does:
         return ""
-    given, wanted = (", ".join(f"{name} = {json.dumps(values[name])}" for name in found) for values in (found, PLAIN))
-    return (
-        f"{given}: the plan is for a model with {wanted}. Train it so, or take the numbers that mue.param_groups gives"
-    )
+    given, wanted = (", ".join(f"{name} = {json.dumps(values[name])}" for name in found) for values in (said, plain))
+    fields = f"{given}: the plan is for a model with {wanted}" if found else ""
+    if not does:
+        return f"{fields}. Train it so, or take the numbers that mue.param_groups gives"
+    return f"{fields}{'; ' * bool(fields)}{family} {does}, which the plan leaves out: take mue.param_groups' numbers"
+
+
+def _same(value: object, plain: object) -> bool:
+    if isinstance(value, int | float) and isinstance(plain, int | float):
+        return math.isclose(value, plain, rel_tol=1e-3)
+    return value == plain
+
+
+def _plain_attention(data: Mapping[str, Any]) -> dict[str, float]:
+    """The fields that scale attention's logits, at 1/sqrt(head_dim); none where the head size is not said."""
+    width, heads = (next((data[name] for name in names if data.get(name)), None) for names in (_WIDTH, _HEADS))
+    size = data.get("head_dim") or (width / heads if isinstance(width, int) and isinstance(heads, int) else None)
+    if not isinstance(size, int | float) or size <= 0:
+        return {}
+    return {"attention_multiplier": float(f"{size**-0.5:.4g}"), "query_pre_attn_scalar": size}
 
 
 def shape_of_config(path: Path, data: Mapping[str, Any]) -> ModelShape:
