@@ -134,6 +134,13 @@ def test_a_model_with_an_encoder_is_told_apart(name: str, text: str) -> None:
         mue.describe(config)
 
 
+def test_biases_of_dense_blocks_are_known() -> None:
+    model = tiny_model("llama", mlp_bias=True)
+    found = {bound.name.split(".")[-2]: bound.spec for bound in bind(model, tiny_plan(model)) if "mlp" in bound.name}
+    biases = {name: spec.role for name, spec in found.items() if spec.axes in (("hidden",), ("width",))}
+    assert biases == dict.fromkeys(("gate_proj", "up_proj", "down_proj"), Role.BIAS)
+
+
 @pytest.mark.parametrize("name", HOOKED)
 def test_unnormalized_routing_is_refused_with_the_remedy_and_served_after_it(name: str) -> None:
     model = tiny_model(name, normalized=False)

@@ -38,6 +38,11 @@ def sequence(optimizer: Any) -> Any:
     return lr_scheduler.SequentialLR(optimizer, parts, milestones=[5])
 
 
+def one_cycle(optimizer: Any, **options: Any) -> Any:
+    rates = [group["lr"] for group in optimizer.param_groups]
+    return lr_scheduler.OneCycleLR(optimizer, rates, total_steps=50, **options)
+
+
 MULTIPLY: dict[str, Callable[[Any], Any]] = {
     "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, warmup_stable_decay),
     "LinearLR": lambda o: lr_scheduler.LinearLR(o, 0.1, total_iters=20),
@@ -50,7 +55,7 @@ MULTIPLY: dict[str, Callable[[Any], Any]] = {
     "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 20),
     "SequentialLR": sequence,
     "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=3),
-    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, [g["lr"] for g in o.param_groups], total_steps=50),
+    "OneCycleLR": lambda o: one_cycle(o, cycle_momentum=False),
 }
 BREAK: dict[str, Callable[[Any], Any]] = {
     "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 50, eta_min=1e-4),
@@ -90,6 +95,15 @@ def test_schedulers(groups: list[dict[str, Any]], maker: str, breaks: bool, step
         scheduler.step(1.0) if maker == "ReduceLROnPlateau" else scheduler.step()
         twin.step(1.0) if maker == "ReduceLROnPlateau" else twin.step()
     assert [g["lr"] for g in optimizer.param_groups] == [g["lr"] for g in twin.optimizer.param_groups]
+
+
+def test_betas_that_move_are_refused(groups: list[dict[str, Any]]) -> None:
+    optimizer = AdamW(groups)
+    scheduler = one_cycle(optimizer)
+    before = [group["betas"] for group in optimizer.param_groups]
+    with pytest.raises(RunError, match=r"OneCycleLR changes the plan's betas: .*cycle_momentum=False"):
+        mue.check_scheduler(scheduler)
+    assert [group["betas"] for group in optimizer.param_groups] == before
 
 
 def plain(state: Any) -> Any:

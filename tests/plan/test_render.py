@@ -102,6 +102,27 @@ def test_trust_says_how_far_and_warns_outside(lm_plan: mue.Plan) -> None:
     assert mue.transfer(reference, near.shape, rules="sp").trust.outside == ()
 
 
+def test_trust_looks_at_every_kind_of_block(lm_plan: mue.Plan) -> None:
+    few, many = (mue.FeedForward.parse(layout, 16) for layout in ("8e4a", "512e4a"))
+    mixed, uniform = (
+        mue.transfer(lm_plan.reference, mue.ModelShape(128, 8, tuple(blocks)))
+        for blocks in ([many] * 7 + [few], [many] * 8)
+    )
+    assert {"512 experts (to 256)", "128 experts per active one (to 32)"} <= set(mixed.trust.outside)
+    assert set(mixed.trust.outside) == set(uniform.trust.outside)
+    assert "8e4a and 1 other (d=128" in str(mixed)
+
+
+def test_another_attention_scale_is_named(lm_plan: mue.Plan) -> None:
+    shape = mue.FeedForward.dense(128)
+    reference = mue.Reference(
+        mue.ModelShape(128, 4, shape, head_dim=64), lm_plan.reference.budget, lm_plan.reference.hyper
+    )
+    wider, same = (str(mue.transfer(reference, mue.ModelShape(256, 4, shape, head_dim=size))) for size in (128, 64))
+    assert "attention logits × 0.0625, not 1/√head_dim = 0.08839" in " ".join(wider.split())
+    assert "attention logits" not in same
+
+
 def test_markdown_and_csv(lm_plan: mue.Plan) -> None:
     rows = list(csv.DictReader(io.StringIO(lm_plan.to_csv())))
     assert [row["role"] for row in rows] == [row.role.value for row in lm_plan.rows]

@@ -9,7 +9,7 @@ import pytest
 import complete_mue as mue
 from complete_mue.layout.tensors import Role
 from complete_mue.rules.catalog import CATALOG
-from complete_mue.rules.layer_table import COLUMNS, REASONS
+from complete_mue.rules.layer_table import COLUMNS, REASONS, reason_for
 from complete_mue.rules.monomial import Monomial
 
 # d, L, H and s chosen so that no two products coincide.
@@ -71,6 +71,15 @@ def test_every_cell_of_every_rule_set_has_a_reason() -> None:
                     reason = REASONS[column, symbol]
                     assert reason.words
                     assert reason.equation
+
+
+def test_a_power_turned_around_has_not_the_papers_reason() -> None:
+    for name in ("complete_mue", "complete_mue_sparse"):
+        for rule in CATALOG[name].values():
+            for column in COLUMNS:
+                for symbol, power in getattr(rule, column).powers:
+                    assert reason_for(column, symbol, power) is REASONS[column, symbol], (column, symbol)
+                    assert reason_for(column, symbol, -power).words == "as the rule set says"
 
 
 # rule set -> (init std, lr, weight decay) factor of an expert's down projection, and its multiplier,

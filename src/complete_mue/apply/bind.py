@@ -187,10 +187,12 @@ def family_of(model: Any, family: Family | None = None) -> Family | None:
     if family is None:
         supported = [name for name, known in FAMILIES.items() if not known.refused]
         within = getattr(getattr(config, "text_config", None), "model_type", None)
-        if within in supported:
+        if within is not None:
+            alone = "give its text_config, or the model that is made from that alone"
+            near = nearest(str(within), supported)
             raise BindError(
                 f"model_type {kind!r} is a language model ({within}) with other parts, such as an encoder of images, "
-                "for which there is no transfer rule: give its text_config, or the model that is made from that alone"
+                f"for which there is no transfer rule: {alone if within in supported else f'train one alone{near}'}"
             )
         what = (
             f"model_type {kind!r}{nearest(str(kind), supported)}"

@@ -44,6 +44,8 @@ _LATENT_ATTENTION = """
 _DENSE = """
     ~mlp.{gate,up}_proj.weight           | dense_up      | hidden <width>
     ~mlp.down_proj.weight                | dense_down    | width <hidden>
+    ?~mlp.{gate,up}_proj.bias            | bias          | hidden
+    ?~mlp.down_proj.bias                 | bias          | width         | dense_down
 """
 _EXPERTS = """
     ~mlp.experts.gate_up_proj            | expert_up     | experts gate_up <width>

@@ -133,7 +133,7 @@ def check_scheduler(scheduler: Any, steps: int = 20_000) -> None:
 
     Runs the scheduler ``steps`` steps ahead (20,000 take about half a second) and puts it and the optimizer's groups
     back as they were. What comes after them is not seen: give a longer run's own number. LambdaLR passes;
-    CosineAnnealingLR(eta_min > 0) and OneCycleLR with one max_lr for all groups do not.
+    CosineAnnealingLR(eta_min > 0) and OneCycleLR with one max_lr for all groups do not, nor does one that moves betas.
     """
     while hasattr(scheduler, "scheduler"):  # Accelerate wraps the scheduler it prepared
         scheduler = scheduler.scheduler
@@ -151,6 +151,8 @@ def check_scheduler(scheduler: Any, steps: int = 20_000) -> None:
             warnings.simplefilter("ignore")
             for step in range(steps + 1):
                 _check_ratios(name, step, planned, [float(group["lr"]) for group in groups], kept)
+                if any(group.get("betas") != before.get("betas") for group, before in zip(groups, kept, strict=True)):
+                    raise RunError(f"{name} changes the plan's betas: give it cycle_momentum=False")
                 try:
                     scheduler.step(1.0) if waits else scheduler.step()
                 except ValueError:  # a scheduler of fixed length has reached its end

@@ -49,8 +49,8 @@ def explain(plan: Plan, row: Row) -> str:
             + (f" × {cell} = {start:.6g} × {cell.numbers(values)}" if cell.powers else "")
             + f" = {result:.6g}"
         )
-        for symbol, _ in cell.powers:
-            reason = reason_for(column, symbol)
+        for symbol, power in cell.powers:
+            reason = reason_for(column, symbol, power)
             lines.append(f"      {reason.words} [{reason.equation}]")
     if row.role in VECTOR_ROLES:
         lines.append("  not decayed and not drawn at random: gains start at 1, biases at 0")

@@ -47,7 +47,7 @@ def because(rule: LayerRule, *, folded: bool = False) -> str:
     """One line: the factors of a row against the reference in the same form, and the equations they come from."""
     cells = {column: getattr(rule, column) for column in COLUMNS}
     sources = dict.fromkeys(
-        reason_for(name, symbol).equation for name, cell in cells.items() for symbol, _ in cell.powers
+        reason_for(name, symbol, power).equation for name, cell in cells.items() for symbol, power in cell.powers
     )
     m = rule.output * rule.route_scale * rule.residual
     if folded and m.powers:

@@ -33,8 +33,10 @@ def headline(plan: Plan) -> list[tuple[str, str]]:
     outside = ", ".join(plan.trust.outside)
     routed = f"density {main.density:.4g}, route scale {plan.block_route_scale:.4g}, " if main.groups else ""
     form = "folded" if plan != plan.unfold() else "multiplier"
+    others = sum(bool(kind.groups) for kind in ours.kinds) - 1
+    layout = f"{main} and {others} other{'s' * (others > 1)}" if others > 0 else str(main)
     return [
-        ("plan", f"{theirs.main} (d={theirs.width}, L={theirs.depth}) → {main} (d={ours.width}, L={ours.depth})"),
+        ("plan", f"{theirs.main} (d={theirs.width}, L={theirs.depth}) → {layout} (d={ours.width}, L={ours.depth})"),
         ("rules", f"{_rules(plan)}, {form} form"),
         (
             "target",
@@ -52,12 +54,24 @@ def headline(plan: Plan) -> list[tuple[str, str]]:
             f"lr {h.lr:.4g}, weight decay {h.weight_decay:.4g}, eps {h.eps:.4g}, "
             f"betas {beta(h.betas[0])} {beta(h.betas[1])}",
         ),
+        *([("heads", heads)] if (heads := attention(plan)) else []),
         ("SDE", str(plan.sde)),
         ("trust", plan.trust.line),
         *([("WARNING", f"outside what was measured: {outside}; check lr at a size between")] if outside else []),
         *([("WARNING", plan.trust.advice)] if plan.trust.advice else []),
         *(("note", text) for text in plan.shape.notes),
     ]
+
+
+def attention(plan: Plan) -> str:
+    """What attention's logits are multiplied by, where that is not 1/sqrt(head_dim)."""
+    scale, size = plan.attention_scale, plan.shape.head_dim
+    if scale is None or size is None or math.isclose(scale, size**-0.5):
+        return ""
+    return (
+        f"attention logits × {scale:.4g}, not 1/√head_dim = {size**-0.5:.4g}: "
+        f"heads of {size}, the reference's of {plan.reference.shape.head_dim}"
+    )
 
 
 def _rules(plan: Plan) -> str:
@@ -146,6 +160,7 @@ def _rich_table(headings: list[str], cells: list[list[str]]) -> Table:
     table = terminal_table(headings, ("role",))
     for column in table.columns:
         column.no_wrap = column.justify == "right"
+        column.overflow = "fold"  # the ends of two layouts' names are where they differ
     for row in cells:
         table.add_row(*row)
     return table

@@ -111,6 +111,15 @@ REASONS: dict[tuple[str, str], Reason] = {
 }  # fmt: skip
 
 
-def reason_for(column: str, symbol: str) -> Reason:
-    """Why; a rule set from outside may put a symbol where none of ours has it."""
-    return REASONS.get((column, symbol), Reason("as the rule set says", "not one of the paper's"))
+# Where the paper's rules have a positive power; everywhere else it is negative.
+_RISING = {
+    ("route_scale", "a"), ("init_std", "H"), ("weight_decay", "d"), ("weight_decay", "f"), ("lr", "s"),
+    ("weight_decay", "s"),
+}  # fmt: skip
+
+
+def reason_for(column: str, symbol: str, power: float) -> Reason:
+    """Why; another rule set may put a symbol where the paper has none, or turn its power around."""
+    as_the_paper = (power > 0) == ((column, symbol) in _RISING)
+    own = Reason("as the rule set says", "not one of the paper's")
+    return REASONS.get((column, symbol), own) if as_the_paper else own

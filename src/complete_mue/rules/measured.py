@@ -73,12 +73,17 @@ def trust(rules: str, shape: ModelShape, ratios: Ratios) -> Trust:
     known = MEASURED.get(rules)
     if known is None:
         return Trust(f"no range is recorded for rules {rules}", ())
-    experts, sparsity = shape.main.experts, (shape.main.experts or 1) / shape.main.route_scale
-    own = {"experts": float(experts), "sparsity": sparsity}
+    experts = max(kind.experts for kind in shape.kinds)
+    own = {"experts": float(experts), "sparsity": max((kind.experts or 1) / kind.route_scale for kind in shape.kinds)}
+    values = {name: getattr(ratios, name) for name in _RATIOS}
+    values["active_width"] *= max(
+        (kind.active_width / shape.active_width for kind in shape.kinds),
+        key=lambda share: known.active_width.outside(ratios.active_width * share),
+    )
     outside = [
-        f"{words} ×{value:.4g} ({_reach(reach)})"
+        f"{words} ×{values[name]:.4g} ({_reach(reach)})"
         for name, words in _RATIOS.items()
-        if (reach := getattr(known, name)).outside(value := getattr(ratios, name)) > 1 + 1e-9
+        if (reach := getattr(known, name)).outside(values[name]) > 1 + 1e-9
     ] + [
         f"{value:.4g} {_OWN[name]} (to {reach.high:.4g})"
         for name, value in own.items()
