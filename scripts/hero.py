@@ -7,6 +7,7 @@ Every model trains at the learning rate tuned on one dense model and transferred
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Iterator
 from functools import cache
@@ -117,4 +118,5 @@ def drawn() -> Iterator[str]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     (ROOT / "docs/hero.svg").write_text("\n".join(drawn()) + "\n", encoding="utf-8")
