@@ -18,11 +18,10 @@ from complete_mue.lab.records import Ledger, Outcome
 from complete_mue.lab.report.summary import summarize
 from complete_mue.lab.sweep.executor import Here
 from complete_mue.lab.sweep.figures import base_config
-from complete_mue.lab.sweep.grid import Sweep
-from complete_mue.lab.sweep.run import run
+from complete_mue.lab.sweep.grid import Sweep, pinned_sweep
+from complete_mue.lab.sweep.run import enter, run
 from complete_mue.lab.sweep.tune import tune
 from complete_mue.layout.toml_files import read_reference
-from complete_mue.storage import write_json
 from in_process import mue as command
 from small_sweeps import base
 
@@ -50,24 +49,45 @@ def test_tune_brackets_the_optimum_and_writes_a_reference(tmp_path: Path) -> Non
         tune(base("reference.hyper.weight_decay=0.0"), tmp_path, train, hypers=("weight_decay",))
 
 
+def measure(noise: float, curvature: float = 0.001, killed_at: int = 0) -> Callable[[Sweep, Path], None]:
+    """Records of a known surface stand in for training. A sweep of ``killed_at`` points stops after half of them."""
+
+    def write(sweep: Sweep, folder: Path) -> None:
+        ledger, sweep = Ledger(folder), pinned_sweep(sweep)
+        enter(sweep, folder, "mue tune", {})
+        for point in sweep.points[:: 2 if len(sweep.points) == killed_at else 1]:
+            ((_, value),) = point.hypers
+            loss = 2 + curvature * math.log2(value / 0.004) ** 2
+            loss += random.Random(f"{value} {point.seed}").gauss(0, noise)
+            ledger.write(point.id, Outcome("finished", loss, seconds=1.0))
+        if len(sweep.points) == killed_at:
+            raise KeyboardInterrupt
+
+    return write
+
+
+def test_a_scan_goes_the_same_way_however_often_it_is_started(tmp_path: Path) -> None:
+    """Left while it was widened, it neither takes the half for the whole nor forgets what it widened to."""
+    start = base("reference.hyper.lr=3e-2")
+    texts = {}
+    for name, stops in {"whole": (0, 0), "killed": (5, 0)}.items():
+        for killed_at in stops:
+            try:
+                tune(start, tmp_path / name, measure(1e-5, killed_at=killed_at), hypers=("lr",), span=1, seeds=(0,))
+            except KeyboardInterrupt:
+                assert len(Ledger(tmp_path / name / "1-lr").done()) == 4
+            else:
+                texts[name, killed_at] = (tmp_path / name / "reference.toml").read_text()
+    assert len(texts) == 2
+    assert len(set(texts.values())) == 1
+    # More seeds in the same folders do not change what the first command says.
+    for seeds in ((0, 1, 2), (0,)):
+        tune(start, tmp_path / "whole", measure(1e-5), hypers=("lr",), span=1, seeds=seeds)
+        assert ((tmp_path / "whole" / "reference.toml").read_text() in texts.values()) == (seeds == (0,))
+
+
 def test_tune_says_how_well_the_optimum_is_known(tmp_path: Path) -> None:
-    """Records of a known surface stand in for training: two seeds that differ, a basin wider than the grid."""
-
-    def measure(noise: float, curvature: float = 0.001) -> Callable[[Sweep, Path], None]:
-        def write(sweep: Sweep, folder: Path) -> None:
-            ledger = Ledger(folder)
-            for point in sweep.points:
-                ((_, value),) = point.hypers
-                loss = (
-                    2
-                    + curvature * math.log2(value / 0.004) ** 2
-                    + random.Random(f"{value} {point.seed}").gauss(0, noise)
-                )
-                ledger.write(point.id, Outcome("finished", loss, seconds=1.0))
-            write_json(folder / "sweep.json", sweep.to_plan("mue tune", {}).to_dict())
-
-        return write
-
+    """Two seeds that differ, a basin wider than the grid."""
     start = base("reference.hyper.lr=4e-3")
     _, (flat,) = tune(start, tmp_path / "flat", measure(1e-5), hypers=("lr",), span=2, seeds=(0, 1))
     assert flat.optimum.value == pytest.approx(0.004, rel=0.05)

@@ -19,7 +19,7 @@ from complete_mue.lab.report.curves import Curve, fit_curve, value_points
 from complete_mue.lab.report.estimator import Optimum
 from complete_mue.lab.report.verdict import doubts
 from complete_mue.lab.sweep.figures import octaves
-from complete_mue.lab.sweep.grid import Scan, Sweep, Target
+from complete_mue.lab.sweep.grid import Scan, Sweep, Target, pinned_sweep
 from complete_mue.lab.sweep.hypers import Hyper
 from complete_mue.lab.train.config import RunConfig
 from complete_mue.layout import Reference
@@ -96,7 +96,7 @@ def first_scans(
 def _scan(sweep: Sweep, hyper: str, folder: Path, run: RunSweep) -> Tuned:
     for _ in range(_MOST_WIDENINGS + 1):
         run(sweep, folder)
-        curve = _curve(read_sweep(folder), hyper)
+        curve = _curve(read_sweep(folder), hyper, {point.id for point in pinned_sweep(sweep).points})
         optimum = curve.optimum
         if optimum is None:
             raise RunError(_nothing(curve, folder))
@@ -112,9 +112,10 @@ def _scan(sweep: Sweep, hyper: str, folder: Path, run: RunSweep) -> Tuned:
     return Tuned(hyper, curve, optimum, folder, len(sweep.points))
 
 
-def _curve(sweep: StoredSweep, hyper: str) -> Curve:
-    """The reference's, as the report has it."""
-    points = value_points((point, sweep.outcomes.get(point.id)) for point in sweep.plan.points)
+def _curve(sweep: StoredSweep, hyper: str, asked: set[str]) -> Curve:
+    """The reference's, as the report has it, of the points that were asked for: in a folder that was left in the middle
+    of a widened scan, or has more seeds, the same scan goes the same way again."""
+    points = value_points((point, sweep.outcomes.get(point.id)) for point in sweep.plan.points if point.id in asked)
     first = sweep.plan.points[0]
     return fit_curve(hyper, first.rules, first.target, sweep.tuned[hyper], points)
 
