@@ -312,6 +312,17 @@ def test_a_line_of_metrics_without_a_loss(tmp_path: Path) -> None:
         assert go(tmp_path, resume=True)[0] == result
 
 
+def test_lost_lines_of_metrics_do_not_change_the_loss(tmp_path: Path) -> None:
+    result, _ = go(tmp_path)
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    assert go(tmp_path, resume=True) == (result, [])  # it had ended, and was recorded
+    (tmp_path / "result.json").unlink()
+    unknown, warnings = go(tmp_path, resume=True)
+    assert unknown == Result("finished", 12, None)
+    assert "loss is not known" in warnings[0]
+
+
 @pytest.mark.parametrize("call", ["pwrite", "ftruncate"])
 def test_a_full_disk_at_the_lock_is_our_own_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     def full(*arguments: object) -> int:

@@ -128,6 +128,11 @@ def _train(
                 result = _steps(trainer, run, start, metrics, report, stopped)
             finally:
                 metrics.close()
+        if start == config.budget.steps and (known := _recorded(run, config, "finished")) is not None:
+            result = known  # what is left of the metrics may say less than they did then
+        elif result.status == "finished" and result.loss is None:
+            window = last_window(result.steps)
+            warn(f"{run / 'metrics.jsonl'} lacks some of the last {window} steps: the run's loss is not known")
         write_json(run / "result.json", {**asdict(result), "fingerprint": config.fingerprint})
         if result.status == "diverged":
             warn(f"the loss is not finite from step {result.steps} on; {advice(config)}")
@@ -155,10 +160,18 @@ def _check_config(run: Path, config: RunConfig, warn: Callable[[str], None]) -> 
 
 def divergence(run: Path, config: RunConfig) -> Result | None:
     """How this very config ended in the directory, if it diverged there: continued, it would only do so again."""
+    return _recorded(run, config, "diverged")
+
+
+def _recorded(run: Path, config: RunConfig, status: str) -> Result | None:
+    """What result.json says of this very config, if it ended so."""
     with contextlib.suppress(MueError):
         record = read_json(run / "result.json", "result")
-        if record.get("status") == "diverged" and pinned(config).is_known_as(str(record.get("fingerprint"))):
-            return Result("diverged", count("steps", record.get("steps"), least=0), None)
+        if record.get("status") == status and pinned(config).is_known_as(str(record.get("fingerprint"))):
+            loss = record.get("loss")
+            return Result(
+                status, count("steps", record.get("steps"), least=0), loss if isinstance(loss, float) else None
+            )
     return None
 
 
@@ -247,10 +260,10 @@ def _signals() -> Iterator[list[int]]:
 
 
 def last_window_loss(run: Path, steps: int) -> float | None:
-    """Mean training loss over the last window: with single-epoch data, an unbiased held-out loss."""
+    """Mean training loss over the last window: with single-epoch data, an unbiased held-out loss. With gaps, None."""
     window = last_window(steps)
     losses = [line["loss"] for line in with_loss(read_metrics(run)) if steps - window <= line["step"] < steps]
-    return sum(losses) / len(losses) if losses else None
+    return sum(losses) / window if len(losses) == window else None
 
 
 def _finite(line: dict[str, Any]) -> dict[str, Any]:
