@@ -137,6 +137,15 @@ def test_every_picture_once_with_its_own_caption(tmp_path: Path, make: Callable[
         whole.batch(4)
 
 
+def test_a_moved_collection_is_the_same(tmp_path: Path) -> None:
+    for number, make in enumerate((folder_beside, folder_listed, tars)):
+        ways = []
+        for place in (f"here{number}", f"elsewhere{number}/within"):
+            (tmp_path / place).mkdir(parents=True)
+            ways.append(make(tmp_path / place).identity())
+        assert ways[0] == ways[1], make.__name__
+
+
 # -- cutting to size --------------------------------------------------------------------------------------------------
 
 

@@ -58,8 +58,12 @@ class Collection:
         """Checksum of names, captions and stamps: says whether two collections are the same."""
         digest = hashlib.sha256(f"{type(self).__name__} {len(self.items)}".encode())
         for item in self.items:
-            digest.update(json.dumps([item.name.removeprefix(self.name), item.caption, item.stamp]).encode("utf-8"))
+            digest.update(json.dumps([self.inside(item.name), item.caption, item.stamp]).encode("utf-8"))
         return digest.hexdigest()
+
+    def inside(self, name: str) -> str:
+        """An item's name without the place of the collection: moved, it is the same."""
+        return name.removeprefix(self.name)
 
 
 class ImageFolder(Collection):

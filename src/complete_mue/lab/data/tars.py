@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
@@ -37,6 +38,11 @@ class ImageTars(Collection):
             raise FileError(f"{tars}: no .tar files; give the path of one or of a folder of them")
         files = OpenFiles("get the file again")
         super().__init__(found[0].as_posix(), [item for path in found for item in _items(path, files)])
+        self._folder = Path(os.path.commonpath([path.parent for path in found])).as_posix()
+
+    def inside(self, name: str) -> str:
+        """Of the first tar, without its name; of the others, with their names."""
+        return super().inside(name).removeprefix(f"{self._folder}/")
 
 
 def _expanded(given: str | Path) -> list[Path]:
