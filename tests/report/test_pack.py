@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from complete_mue.cli import app
 from complete_mue.errors import FileError, RunError
 from complete_mue.lab.records.pack import pack_sweeps, portable
+from complete_mue.lab.records.store import read_sweep
 from complete_mue.lab.report import find_sweeps, summarize
 from in_process import mue
 
@@ -51,6 +52,15 @@ def test_packing_again_changes_no_byte(sweep_folder: Write, tmp_path: Path) -> N
     assert pack_sweeps([path], tmp_path / "kept") == [path]
     assert path.read_bytes() == first
     assert pack_sweeps([folder], tmp_path / "again")[0].read_bytes() == first
+
+
+def test_only_line_feeds_end_a_line(sweep_folder: Write, tmp_path: Path) -> None:
+    folder = sweep_folder()
+    record = next(iter(sorted((folder / "ledger").iterdir())))
+    said = "no room\u2028on\x85the GPU"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "status": "failed", "loss": None, "error": said}))
+    (path,) = pack_sweeps([folder], tmp_path / "kept")
+    assert read_sweep(path).outcomes[record.stem].error == said
 
 
 def test_a_point_takes_little_room(sweep_folder: Write, tmp_path: Path) -> None:

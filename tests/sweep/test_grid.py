@@ -204,6 +204,7 @@ def test_a_grid_of_ones_own(tmp_path: Path) -> None:
         ("seeds = 2", 'seeds = "two"', "seeds is 'two'"),
         ("[scan]\nlr = [2e-3, 4e-3]", "", "field `scan`"),
         ('name = "mine"', "name = ", "not valid TOML"),
+        ('name = "mine"', 'name = "mine"\ntitle = "two\\nlines"', r"mine\.toml: title is"),
     ):
         path.write_text(FILE.replace(old, new))
         with pytest.raises(mue.MueError, match=message):

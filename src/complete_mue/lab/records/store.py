@@ -138,7 +138,7 @@ def _unpacked(path: Path) -> StoredSweep:
             f"{path}: {what}; give the folder that `mue sweep` wrote, or a file that `mue report FOLDER --pack` wrote"
         )
     try:
-        texts = read_bytes(path, "give a packed sweep").decode("utf-8").splitlines()
+        texts = read_bytes(path, "give a packed sweep").decode("utf-8").removesuffix("\n").split("\n")
     except UnicodeDecodeError as problem:
         raise RecordError(f"{path}: not a packed sweep ({problem}); {_REPACK}") from None
     raw, *records = (

@@ -55,10 +55,12 @@ def read_sweep_file(
         for number, (label, changes) in enumerate(file.targets.items(), start=1):
             targets.append(Target(label, number, override(dense, *changes)))
         scans = tuple(Scan(hyper, values) for hyper, values in file.scan.items())
-        return Sweep(
+        sweep = Sweep(
             name, file.title or name, file.axis, "custom", tuple(targets), scans, tuple(rules or file.rules),
             tuple(range(seeds or file.seeds)),
         )  # fmt: skip
+        sweep.to_plan("mue sweep", {})  # what cannot be written down is refused here, where the file has a name
+        return sweep
     except MueError as problem:
         raise FileError(f"{path}: {problem}") from None
 
