@@ -170,7 +170,7 @@ def sample_command(
     guidance: Annotated[
         float | None, typer.Option(help="Pictures: strength of guidance; 1 is none. Default: 2.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Another seed gives another sample.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Another seed gives another sample.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     out: Annotated[Path | None, typer.Option(help="Pictures: a .png; video: a .gif or .mp4. Default: in RUN.")] = None,
     autoencoder: Annotated[

@@ -54,9 +54,9 @@ def _opened(content: bytes, where: str) -> Any:
         image = pillow.open(io.BytesIO(content), formats=FORMATS)
     except (pillow.DecompressionBombError, pillow.DecompressionBombWarning):
         raise FileError(f"{where}: {too_large}") from None
-    except (OSError, SyntaxError, ValueError, EOFError) as problem:
+    except (OSError, SyntaxError, ValueError, EOFError):
         kinds = ", ".join(FORMATS)
-        raise FileError(f"{where}: not a picture of a known kind ({kinds}): {problem}") from None
+        raise FileError(f"{where}: not a picture of a known kind ({kinds}); save it again as one") from None
     if image.width * image.height > LARGEST_PIXELS:
         raise FileError(f"{where}: {image.width} x {image.height}, {too_large}")
     return image

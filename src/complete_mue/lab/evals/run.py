@@ -45,7 +45,7 @@ def open_run(
     """A language-model run, ready to answer, and what identifies it."""
     config, model, step = load_run(run, warn)
     if not isinstance(config.task, TextTask):
-        raise RunError(f"{run}: a {type(config.task).__name__} run; give the run of a language model")
+        raise RunError(f"{run}: draws pictures; give the run of a language model")
     place = pick_device(device)
     one_of("precision", precision, ("auto", *PRECISIONS), RunError)
     if precision == "auto":

@@ -65,8 +65,11 @@ def _comparable(reference: RunConfig, target: RunConfig) -> None:
         for task in (reference.task, target.task)
     )
     if one != two:
+        kinds, fields = {type(one), type(two)}, [field.name for field in dataclasses.fields(one)]
+        differ = [name for name in fields if getattr(one, name) != getattr(two, name, None)]
+        what = "one writes text, one draws" if len(kinds) > 1 else f"task.{', task.'.join(differ)}"
         raise RunError(
-            f"the runs have different tasks ({reference.task} and {target.task}): their losses cannot be compared; "
+            f"the runs have different tasks ({what}): their losses cannot be compared; "
             "give two runs on the same data with the same sequence"
         )
 

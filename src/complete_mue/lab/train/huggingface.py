@@ -33,7 +33,7 @@ def export_huggingface(run: Path, folder: Path, warn: Callable[[str], None] = la
     """Write a run's newest sound checkpoint as a Hugging Face model folder, whole or not at all."""
     config, model, _ = load_run(run, warn)
     if not isinstance(config.task, TextTask) or not isinstance(model, LanguageModel):
-        raise RunError(f"{run}: a {type(config.task).__name__} run; give the run of a language model")
+        raise RunError(f"{run}: draws pictures; give the run of a language model")
     return write_folder(model, run_tokenizer(config), config.task.sequence, folder)
 
 
