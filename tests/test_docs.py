@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import runpy
 import shlex
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 
 from complete_mue.lab.evals.tasks import TASKS
 from complete_mue.lab.report import find_sweeps, summarize
-from complete_mue.lab.report.curves import fit_curve
+from complete_mue.lab.report.curves import Curve
 from complete_mue.lab.report.markdown_page import article, chapters, generated, shown
 from complete_mue.layout.tensors import VECTOR_ROLES, Role
 from complete_mue.rules.layer_table import COLUMNS, COMPLETE_MUE
@@ -222,6 +224,12 @@ def measured(*pages: Path) -> str:
     return "".join(generated((ROOT / page).read_text(encoding="utf-8"), page) or "" for page in pages)
 
 
+def quotable(*pages: Path) -> str:
+    """What words may quote: generated parts, and tables that tests hold against the records."""
+    tables = ("results/transfer.md", "plain"), ("results/transfer.md", "plain_moe")
+    return measured(*pages) + "".join(f"{row}\n" for found in tables for row in table(*found) if TRANSFER in pages)
+
+
 def assert_quoted(words: str, below: str, least: int) -> None:
     """Every ``figure ± error`` in some words is one of the generated part's: words do not outlive their records."""
     known = [(float(found[1]), float(found[3])) for found in FIGURE.finditer(below)]
@@ -240,7 +248,17 @@ def assert_quoted(words: str, below: str, least: int) -> None:
 def test_the_words_above_a_page_of_results_quote_its_figures(page: Path) -> None:
     """Its own, or those that it is compared with."""
     words = (ROOT / page).read_text(encoding="utf-8").partition(measured(page))[0]
-    assert_quoted(words, measured(page) + (measured(TRANSFER) if page == ROUTERS else ""), least=7)
+    assert_quoted(words, quotable(page, *([TRANSFER] if page == ROUTERS else [])), least=7)
+
+
+def better(curve: Curve, value: float) -> str:
+    """By how much a value ends lower than the transferred one: mean of paired seeds, and its standard error."""
+    found = [dict(p.losses) for p in curve.points if math.isclose(p.value, value, rel_tol=0.01)]
+    if not found or curve.at_transferred is None:
+        return "–"
+    (ours,), theirs = found, dict(curve.at_transferred.losses)
+    differ = [theirs[seed] - ours[seed] for seed in ours.keys() & theirs.keys()]
+    return f"{statistics.fmean(differ):+.4f} ± {statistics.stdev(differ) / len(differ) ** 0.5:.4f}"
 
 
 @pytest.mark.parametrize(
@@ -251,7 +269,7 @@ def test_the_words_above_a_page_of_results_quote_its_figures(page: Path) -> None
     ],
 )
 def test_the_tables_of_plain_learning_rates_equal_the_records(name: str, sweeps: tuple[str, ...]) -> None:
-    """Optima with the rules' factor for the number of steps put back, and what the untouched value would cost."""
+    """Optima with the rules' factor for the number of steps put back, and what leaving it out gains."""
     found: dict[tuple[float, int], list[str]] = {}
     for sweep in sweeps:
         summary = summarize(ROOT / f"docs/results/transfer/lm-{sweep}.jsonl")
@@ -263,11 +281,10 @@ def test_the_tables_of_plain_learning_rates_equal_the_records(name: str, sweeps:
             if name == "plain_moe" and curve.target == "dense":
                 continue
             factor = (dense.steps / target.steps) ** 0.5
-            kept = fit_curve(curve.hyper, curve.rules, curve.target, curve.transferred / factor, curve.points).regret
-            least, is_open = f"{curve.optimum.value * factor:.5f}", curve.optimum.open is not None
-            costs = [f"{curve.regret:.4f}", f"{kept:.4f}" if factor != 1 else "the same"]
-            cells = [least, f"{curve.optimum_error:.2f}", *costs]
-            cells = [f"at least {least}", "–", *(f"at least {cost}" for cost in costs)] if is_open else cells
+            least, cost = f"{curve.optimum.value * factor:.5f}", f"{curve.regret:.4f}"
+            cells = [least, f"{curve.optimum_error:.2f}", cost]
+            cells = [f"at least {least}", "–", f"at least {cost}"] if curve.optimum.open else cells
+            cells.append(better(curve, curve.transferred / factor) if factor != 1 else "–")
             found.setdefault((target.batch_tokens / dense.batch_tokens, target.steps), cells)
     want = [" ".join([f"x{batch:g}", f"{steps:,}", *cells]) for (batch, steps), cells in sorted(found.items())]
     assert_same_page("\n".join(map(" ".join, table("results/transfer.md", name))), "\n".join(want))
@@ -301,7 +318,7 @@ def test_update_effects_are_measured_in_training(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("page", "least"), [("README.md", 2), ("docs/results/index.md", 25)])
 def test_other_pages_quote_the_pages_of_results(page: str, least: int) -> None:
-    assert_quoted((ROOT / page).read_text(encoding="utf-8"), measured(*PAGES_OF_RESULTS), least)
+    assert_quoted((ROOT / page).read_text(encoding="utf-8"), quotable(*PAGES_OF_RESULTS), least)
 
 
 def test_the_table_of_axes_equals_the_pages_of_results() -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from complete_mue.lab.report import summarize
 from complete_mue.layout import FeedForward
 from complete_mue.rules import CATALOG
-from complete_mue.rules.measured import EXPERT_SIGMA0, MEASURED, SIGMA0
+from complete_mue.rules.measured import DRIFT, DRIFT_OF_SHORTER, EXPERT_SIGMA0, MEASURED, SIGMA0
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
@@ -59,6 +60,18 @@ def test_ranges_have_runs_at_their_ends(rules: str) -> None:
         values = [run["batch_tokens" if name == "batch" else name] for run in runs]
         assert any(value == pytest.approx(reach.low) for value in values) or name == "experts", name
         assert any(value == pytest.approx(reach.high) for value in values), name
+
+
+def test_optima_moved_as_far_as_the_verdict_says() -> None:
+    """The largest drift that was located: an optimum at the edge of its grid was not."""
+    found: dict[bool, list[float]] = {False: [], True: []}
+    for path in RESULTS.glob("transfer/lm-*.jsonl"):
+        summary = summarize(path)
+        for curve in (curve for scan in summary.scans if scan.hyper == "lr" for curve in scan.curves):
+            if curve.rules == "complete_mue" and curve.drift is not None and curve.optimum and not curve.optimum.open:
+                fewer = summary.target(curve.target).steps < summary.target("dense").steps
+                found[fewer].append(abs(curve.drift))
+    assert [round(max(drifts), 1) for drifts in found.values()] == [DRIFT, DRIFT_OF_SHORTER]
 
 
 def test_noise_moved_as_far_as_the_verdict_says() -> None:

@@ -1,8 +1,8 @@
-"""How far the rules have been tried: the ranges over which sweeps found each target's own optimum.
+"""How far the rules have been tried: the ranges over which sweeps looked for each target's own optimum.
 
 The numbers are data, with the page that holds their runs. Ratios are target over reference; experts and N/a are the
-target's own. Inside a range a transfer is known to work, with the drift given here. Outside, it is extrapolated, or
-was seen to fail: at a quarter of the steps the transferred learning rate is about an octave too high.
+target's own. Inside a range optima were scanned; where a scan was open or flat, the page says so. Outside, a transfer
+is extrapolated, or was seen to fail: at a quarter of the steps the transferred lr is about an octave too high.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True)
 class Measured:
-    """Where one rule set was swept, the largest drift of an optimum there in octaves, and where the runs are."""
+    """Where one rule set was swept, and where the runs are."""
 
     width: Range
     depth: Range
@@ -37,19 +37,22 @@ class Measured:
     steps: Range
     experts: Range
     sparsity: Range
-    drift: float
     source: str
 
 
 _ONE = Range(1, 1)
 _PAPER = Measured(
     width=Range(1, 4), depth=Range(1, 4), active_width=Range(0.25, 4), batch=Range(0.25, 4), steps=Range(0.5, 4),
-    experts=Range(0, 256), sparsity=Range(1, 32), drift=1.61, source="docs/results/transfer.md",
+    experts=Range(0, 256), sparsity=Range(1, 32), source="docs/results/transfer.md",
 )  # fmt: skip
-# Dense models are the same by both; wider and deeper MoEs were run at the transferred value alone.
+# Dense models are the same by both. Wider and deeper MoEs were run at the transferred value alone, those of another
+# batch or duration by the paper's rules alone.
 MEASURED = {"complete_mue": _PAPER, "complete_mue_sparse": replace(_PAPER, source="docs/results/roles.md")}
 
-# σ0 = ρ_D^-1/2 moved with the batch at fixed steps; of an expert, also with N/a. Nothing else was ever moved.
+# Octaves, the largest that a scan located: at the reference's steps or more, and at fewer.
+DRIFT, DRIFT_OF_SHORTER = 0.9, 1.3
+
+# σ0 = ρ_D^-1/2 moved with batch and steps; of an expert, also with N/a. Nothing else was ever moved.
 SIGMA0 = Range(0.5, 2)
 EXPERT_SIGMA0 = Range(0.5, math.sqrt(32))
 KEPT = _ONE
@@ -99,11 +102,12 @@ def trust(rules: str, shape: ModelShape, ratios: Ratios) -> Trust:
 
 
 def _fewer_steps(factor: float) -> str:
-    """The rule raises lr for fewer steps; in sweeps the reference's own did better, unless the batch was small."""
+    """The rule raises lr for fewer steps. In sweeps at a half and a quarter of them the reference's own did better."""
     if factor < 1.01:
         return ""
     return (
-        f"fewer steps than the reference: there its own lr (all lr ×{1 / factor:.4g}) did better in our sweeps; try it"
+        f"fewer steps than the reference: unless the batch is small, its own lr (all lr ×{1 / factor:.4g}, the rest as "
+        "planned) did better in our sweeps; try both"
     )
 
 
