@@ -46,13 +46,13 @@ def test_every_format(root: Path, lm_plan: mue.Plan) -> None:
 
 
 def test_readings_of_the_rules(root: Path, lm_plan: mue.Plan) -> None:
-    given = ("--eps", "fixed", "--weight-decay", "fixed", "--forward-factor", "4")
+    given = ("--eps", "fixed", "--weight-decay", "fixed", "--duration", "fixed", "--forward-factor", "4")
     done = run("plan", *FILES, *given, "--json", cwd=root)
-    rules = mue.Rules(eps="fixed", weight_decay="fixed", forward_factor=4)
+    rules = mue.Rules(eps="fixed", weight_decay="fixed", duration="fixed", forward_factor=4)
     plan = mue.transfer(lm_plan.reference, lm_plan.shape, lm_plan.budget, rules=rules)
     assert mue.Plan.from_json(done.stdout) == plan
     assert plan.row("expert_down").route_scale == lm_plan.row("expert_down").route_scale / 2
-    for option in (("--eps", "free"), ("--forward-factor", "0"), ("--weight-decay", "0.1")):
+    for option in (("--eps", "free"), ("--forward-factor", "0"), ("--weight-decay", "0.1"), ("--duration", "8")):
         assert run("plan", *FILES, *option, cwd=root).returncode == 2
 
 

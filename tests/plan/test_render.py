@@ -96,6 +96,9 @@ def test_trust_says_how_far_and_warns_outside(lm_plan: mue.Plan) -> None:
     assert "all lr ×0.5" in " ".join(str(fewer).partition("WARNING fewer")[2].split())
     assert fewer.hyper.lr * 0.5 == pytest.approx(reference.hyper.lr)
     assert longer.trust.advice == ""
+    fixed = mue.transfer(reference, fewer.shape, fewer.budget, rules=mue.Rules(duration="fixed"))
+    assert fixed.trust.advice == ""
+    assert "duration fixed" in str(fixed)
     many = mue.transfer(reference, mue.ModelShape(128, 32, mue.FeedForward.parse("512e8a", 16)))
     assert {text.split()[0] for text in many.trust.outside} == {"512", "64"}
     assert lm_plan.to_dict()["trust"]["outside"] == lm_plan.trust.outside

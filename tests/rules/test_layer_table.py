@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -123,6 +124,27 @@ def test_other_readings(reference: mue.Reference) -> None:
     corrected = mue.transfer(reference, target(), rules=mue.Rules(forward_factor=1.21))
     assert corrected.row("expert_down").route_scale == pytest.approx(8 / 1.1)
     assert corrected.row("shared_down").route_scale == 1
+
+
+@pytest.mark.parametrize("name", ["complete_mue", "complete_mue_sparse", "completep", "sp"])
+def test_lr_without_the_number_of_steps(reference: mue.Reference, name: str) -> None:
+    """Every lr is the scaled one over s, all else is as it was; and the same by any route."""
+    scaled, fixed = mue.Rules(name), mue.Rules(name, duration="fixed")
+    for steps in (250, 1000, 4000):
+        budget = mue.Budget(2000, steps)
+        ours, theirs = (mue.transfer(reference, target(), budget, rules=r) for r in (fixed, scaled))
+        s = theirs.hyper.lr / reference.hyper.lr
+        assert s == pytest.approx((1000 / steps) ** 0.5 if scaled.scales_schedule else 1)
+        assert ours.hyper.lr == reference.hyper.lr
+        assert dataclasses.replace(ours.hyper, lr=theirs.hyper.lr) == theirs.hyper
+        for row, other in zip(ours.rows, theirs.rows, strict=True):
+            assert row.lr == pytest.approx(other.lr / s)
+            assert (row.forward, row.init_std, row.weight_decay, row.eps) == (
+                other.forward, other.init_std, other.weight_decay, other.eps
+            )  # fmt: skip
+        between = mue.transfer(reference, target(), mue.Budget(500, 8000), rules=fixed).as_reference()
+        again = mue.transfer(between, target(), budget, rules=fixed)
+        assert [row.lr for row in again.rows] == pytest.approx([row.lr for row in ours.rows])
 
 
 def test_bad_rules(reference: mue.Reference) -> None:

@@ -38,6 +38,13 @@ class Reading(StrEnum):
     fixed = "fixed"
 
 
+class Duration(StrEnum):
+    """Whether the learning rate follows the number of steps."""
+
+    scaled = "scaled"
+    fixed = "fixed"
+
+
 class BetasChoice(StrEnum):
     """What happens to AdamW's betas."""
 
@@ -76,6 +83,9 @@ def plan_command(
     weight_decay: Annotated[
         Reading, typer.Option(help="fixed: weight decay does not depend on width and depth.")
     ] = Reading.groups,
+    duration: Annotated[
+        Duration, typer.Option(help="fixed: lr does not depend on the number of steps; better where they are fewer.")
+    ] = Duration.scaled,
     forward_factor: Annotated[
         float, typer.Option(help="Use the route scale r = a / sqrt(F), with F from `mue check`.")
     ] = 1.0,
@@ -110,7 +120,7 @@ def plan_command(
         raise TransferError("--export and --explain print different texts: leave out one (--role goes with --explain)")
     tuned = read_reference(reference)
     shape, budget = target_of(target, tuned.budget, batch_tokens, steps)
-    chosen = Rules(rules, eps.value, weight_decay.value, forward_factor)
+    chosen = Rules(rules, eps.value, weight_decay.value, forward_factor, duration.value)
     plan = transfer(tuned, shape, budget, rules=chosen, betas=betas.value)
     plan = plan.fold() if fold else plan
     loaded = plan.sde_with_load(_read_load(load, shape)) if load else None

@@ -109,7 +109,7 @@ class Plan:
     @property
     def trust(self) -> Trust:
         """How far this transfer reaches beyond what was measured."""
-        return trust(self.rules.name, self.shape, self.ratios)
+        return trust(self.rules, self.shape, self.ratios)
 
     @property
     def attention_scale(self) -> float | None:

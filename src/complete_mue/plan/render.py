@@ -76,7 +76,7 @@ def attention(plan: Plan) -> str:
 
 def _rules(plan: Plan) -> str:
     rules = plan.rules
-    readings = [f"{name} fixed" for name in ("eps", "weight_decay") if getattr(rules, name) == "fixed"]
+    readings = [f"{name} fixed" for name in ("eps", "weight_decay", "duration") if getattr(rules, name) == "fixed"]
     if rules.forward_factor != 1:
         readings.append(f"forward factor {rules.forward_factor:.4g}")
     return ", ".join([rules.name, *readings])

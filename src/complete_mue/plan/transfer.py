@@ -80,7 +80,8 @@ def _global(hyper: Hyper, ratios: Ratios, rules: Rules, betas: Betas) -> Hyper:
     if not rules.scales_schedule:
         return hyper
     s = ratios.schedule
-    scaled = replace(hyper, lr=hyper.lr * s, weight_decay=hyper.weight_decay * s, eps=hyper.eps / s)
+    lr = hyper.lr if rules.duration == "fixed" else hyper.lr * s
+    scaled = replace(hyper, lr=lr, weight_decay=hyper.weight_decay * s, eps=hyper.eps / s)
     if betas == "hold":
         return scaled
     beta1, beta2 = (

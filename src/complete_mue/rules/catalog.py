@@ -142,18 +142,22 @@ class Rules:
     """A rule set by name, and the few readings on which people differ.
 
     ``eps="fixed"`` and ``weight_decay="fixed"`` leave width and depth out of those columns: the other reading of the
-    paper's depth row. ``forward_factor`` is a measured F, as `mue check` prints it; r becomes a / sqrt(F).
+    paper's depth row. ``duration="fixed"`` leaves the number of steps out of lr: for fewer steps than the reference's,
+    our sweeps prefer that (docs/results/transfer.md). ``forward_factor`` is a measured F, as `mue check` prints it; r
+    becomes a / sqrt(F).
     """
 
     name: str = DEFAULT_RULES
     eps: Literal["groups", "fixed"] = "groups"
     weight_decay: Literal["groups", "fixed"] = "groups"
     forward_factor: float = 1.0
+    duration: Literal["scaled", "fixed"] = "scaled"
 
     def __post_init__(self) -> None:
         one_of("rules", self.name, CATALOG, TransferError)
         for option in ("eps", "weight_decay"):
             one_of(option, getattr(self, option), ("groups", "fixed"), TransferError)
+        one_of("duration", self.duration, ("scaled", "fixed"), TransferError)
         object.__setattr__(self, "forward_factor", real("forward_factor", self.forward_factor))
 
     @classmethod
@@ -177,12 +181,13 @@ class Rules:
         return self._scales_lr_by("S")
 
     def _scales_lr_by(self, symbol: str) -> bool:
-        return any(symbol == known for rule in self.table.values() for known, _ in rule.lr.powers)
+        return any(symbol == known for rule in CATALOG[self.name].values() for known, _ in rule.lr.powers)
 
 
 @lru_cache(maxsize=64)
 def _table(rules: Rules) -> RuleTable:
-    lines = with_fixed(CATALOG[rules.name], eps=rules.eps == "fixed", weight_decay=rules.weight_decay == "fixed")
+    fixed = {name: getattr(rules, name) == "fixed" for name in ("eps", "weight_decay", "duration")}
+    lines = with_fixed(CATALOG[rules.name], **fixed)
     if rules.forward_factor != 1:
         expert = lines[Role.EXPERT_DOWN]
         lines[Role.EXPERT_DOWN] = replace(expert, route_scale=expert.route_scale * Monomial.parse("F^-1/2"))

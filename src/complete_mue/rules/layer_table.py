@@ -68,14 +68,17 @@ COMPLETE_MUE = table({
 })  # fmt: skip
 
 
-def with_fixed(rules: RuleTable, *, eps: bool = False, weight_decay: bool = False) -> RuleTable:
-    """The other reading of the depth row: eps and/or weight decay follow the schedule alone, not width or depth."""
+def with_fixed(rules: RuleTable, *, eps: bool = False, weight_decay: bool = False, duration: bool = False) -> RuleTable:
+    """The other reading of the depth row: eps and/or weight decay follow the schedule alone, not width or depth. And
+    lr without the schedule."""
     fixed = {}
     for role, rule in rules.items():
         if eps:
             rule = replace(rule, eps=rule.eps.without("d", "L", "f"))
         if weight_decay:
             rule = replace(rule, weight_decay=rule.weight_decay.without("d", "L", "f"))
+        if duration:
+            rule = replace(rule, lr=rule.lr.without("s"))
         fixed[role] = rule
     return fixed
 

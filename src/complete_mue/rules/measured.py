@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from complete_mue.layout.shape import ModelShape
+from complete_mue.rules.catalog import Rules
 from complete_mue.rules.ratios import Ratios
 
 
@@ -71,11 +72,11 @@ class Trust:
     advice: str = ""
 
 
-def trust(rules: str, shape: ModelShape, ratios: Ratios) -> Trust:
+def trust(rules: Rules, shape: ModelShape, ratios: Ratios) -> Trust:
     """How far the transfer to ``shape`` reaches beyond what was measured with these rules."""
-    known = MEASURED.get(rules)
+    known = MEASURED.get(rules.name)
     if known is None:
-        return Trust(f"no range is recorded for rules {rules}", ())
+        return Trust(f"no range is recorded for rules {rules.name}", ())
     experts = max(kind.experts for kind in shape.kinds)
     own = {"experts": float(experts), "sparsity": max((kind.experts or 1) / kind.route_scale for kind in shape.kinds)}
     values = {name: getattr(ratios, name) for name in _RATIOS}
@@ -98,7 +99,7 @@ def trust(rules: str, shape: ModelShape, ratios: Ratios) -> Trust:
         f"measured to {known.width.high:.4g}x width, {known.depth.high:.4g}x depth and {known.experts.high:.4g} "
         f"experts; yours is {', '.join(sizes) or 'of the same size'}"
     )
-    return Trust(line, tuple(outside), _fewer_steps(ratios.schedule))
+    return Trust(line, tuple(outside), _fewer_steps(ratios.schedule) if rules.duration == "scaled" else "")
 
 
 def _fewer_steps(factor: float) -> str:
@@ -106,8 +107,8 @@ def _fewer_steps(factor: float) -> str:
     if factor < 1.01:
         return ""
     return (
-        f"fewer steps than the reference: unless the batch is small, its own lr (all lr ×{1 / factor:.4g}, the rest as "
-        "planned) did better in our sweeps; try both"
+        "fewer steps than the reference: unless the batch is small, its own lr did better in our sweeps (all lr "
+        f"×{1 / factor:.4g}, the rest as planned: --duration fixed); try both"
     )
 
 
