@@ -128,6 +128,7 @@ VARIANTS = (
     {"t.feed_forward": "dense@512+32e2a@512+16e2a@256", "t.expert_width": ""},
     {"t.feed_forward": "dense", "t.expert_width": "", "t.expansion": "4", "t.dense_layers": "", "rules": "mup"},
     {"r.feed_forward": "8e2a1s", "r.expert_width": "64", "r.expansion": "", "r.route_scale": "1.5", "betas": "hold"},
+    {"t.steps": "10000", "betas": "hold", "duration": "fixed"},
     {"r.head_dim": "32", "t.head_dim": "128", "t.feed_forward": "dense@100+dense@60", "t.expert_width": ""},
 )
 
@@ -143,7 +144,8 @@ def test_the_python_and_the_files_make_the_same_plan(change: dict[str, str], tmp
     shape, budget = mue.read_target(tmp_path / "target.toml")
     plan = mue.transfer(
         mue.read_reference(tmp_path / "reference.toml"), shape, budget,
-        rules=change.get("rules", "complete_mue_sparse"), betas=change.get("betas", "transfer"),  # type: ignore[arg-type]
+        rules=mue.Rules(change.get("rules", "complete_mue_sparse"), duration=change.get("duration", "scaled")),  # type: ignore[arg-type]
+        betas=change.get("betas", "transfer"),  # type: ignore[arg-type]
     )  # fmt: skip
     assert plan.to_dict() == answer["plan"]
 

@@ -11,7 +11,7 @@ from complete_mue.layout.tensors import Role
 from complete_mue.plan.explain import explain
 from complete_mue.plan.plan import Plan
 from complete_mue.plan.transfer import transfer
-from complete_mue.rules import DEFAULT_RULES
+from complete_mue.rules import DEFAULT_RULES, Rules
 from complete_mue.web.compare import chosen, compared
 from complete_mue.web.fields import FieldError, Specs, read
 from complete_mue.web.picture import block_svg
@@ -21,14 +21,15 @@ from complete_mue.web.texts import python_of
 def planned(parameters: Mapping[str, str]) -> tuple[Specs, Plan]:
     """The plan of a filled-in form, or a ``MueError`` with the command line's text."""
     specs = read(parameters)
-    betas = parameters.get("betas") or "transfer"
-    one_of("betas", betas, ("transfer", "hold"), FieldError)
+    given = {"betas": parameters.get("betas") or "transfer", "duration": parameters.get("duration") or "scaled"}
+    one_of("betas", given["betas"], ("transfer", "hold"), FieldError)
+    one_of("duration", given["duration"], ("scaled", "fixed"), FieldError)
     plan = transfer(
         specs.reference,
         specs.shape,
         specs.budget,
-        rules=parameters.get("rules") or DEFAULT_RULES,
-        betas=betas,  # type: ignore[arg-type]  # one of the two, as checked
+        rules=Rules(parameters.get("rules") or DEFAULT_RULES, duration=given["duration"]),  # type: ignore[arg-type]
+        betas=given["betas"],  # type: ignore[arg-type]  # one of the two, as checked
     )
     return specs, plan
 

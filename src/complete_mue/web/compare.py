@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from complete_mue.errors import TransferError, one_of
@@ -29,7 +30,9 @@ def compared(plan: Plan, names: tuple[str, ...]) -> dict[str, Any]:
     plans, refused = {plan.rules.name: plan}, {}
     for name in names[1:]:
         try:
-            plans[name] = transfer(plan.reference, plan.shape, plan.budget, rules=name, betas=plan.betas)
+            plans[name] = transfer(
+                plan.reference, plan.shape, plan.budget, rules=replace(plan.rules, name=name), betas=plan.betas
+            )
         except TransferError as problem:
             refused[name] = str(problem)
     rows = {

@@ -28,7 +28,7 @@ T = TypeVar("T")
 TABLES = {"shape": SHAPE_KEYS, "budget": BUDGET_KEYS, "hyper": HYPER_KEYS}
 FILES = {"r": ("reference.toml", ("shape", "budget", "hyper")), "t": ("target.toml", ("shape", "budget"))}
 CONFIG, FILE = "t.config", "config.json"
-OPTIONS = ("rules", "betas", "compare", "form", "role", "axis")
+OPTIONS = ("rules", "betas", "duration", "compare", "form", "role", "axis")
 KEYS = tuple(f"{side}.{key}" for side, (_, tables) in FILES.items() for t in tables for key in TABLES[t])
 PARAMETERS = (*KEYS, CONFIG, *OPTIONS)
 

@@ -113,7 +113,7 @@ def coinciding(lines: Mapping[str, Lines]) -> dict[str, list[str]]:
 def _row(plan: Plan, shape: ModelShape, rules: str, index: int, folded: bool) -> Row | None:
     """The row of another shape; None where the rules make no plan of it, or one of other roles."""
     try:
-        made = transfer(plan.reference, shape, plan.budget, rules=rules, betas=plan.betas)
+        made = transfer(plan.reference, shape, plan.budget, rules=replace(plan.rules, name=rules), betas=plan.betas)
     except MueError:
         return None
     rows = (made.fold() if folded else made).rows

@@ -18,7 +18,9 @@ from complete_mue.web.fields import FieldError, File, Specs
 def python_of(plan: Plan) -> str:
     """The transfer as a script of a few lines, which makes the same plan again and prints it."""
     h, options = plan.reference.hyper, ""
-    if plan.rules.name != DEFAULT_RULES:
+    if plan.rules.duration != "scaled":
+        options += f', rules=mue.Rules("{plan.rules.name}", duration="{plan.rules.duration}")'
+    elif plan.rules.name != DEFAULT_RULES:
         options += f', rules="{plan.rules.name}"'
     if plan.betas != "transfer":
         options += f', betas="{plan.betas}"'

@@ -212,7 +212,9 @@ function showConfig() {
     : 'Batch and steps stay as you typed them.';
   const budget = plan.target.budget, name = differ ? 'config.json' : 'target.toml';
   document.querySelector('[name=what][value=target] + span').textContent = name;
-  $('command').textContent = `mue plan reference.toml ${name}${differ ? ` --batch-tokens ${budget.batch_tokens} --steps ${budget.steps}` : ''}`;
+  const chosen = ['rules', 'betas', 'duration'].map((name) => $(name)).filter((select) => select.selectedIndex > 0);
+  const options = chosen.map((select) => ` --${select.name} ${select.value}`).join('');
+  $('command').textContent = `mue plan reference.toml ${name}${differ ? ` --batch-tokens ${budget.batch_tokens} --steps ${budget.steps}` : ''}${options}`;
 }
 
 function madeOf(row) {
