@@ -124,6 +124,18 @@ def test_a_reference_has_one_sparsity(lm_reference: mue.Reference) -> None:
     assert mue.transfer(paper.as_reference(), plan.shape, rules="complete_mue").isclose(paper)
 
 
+@pytest.mark.parametrize("rules", ["mup", "dmft_moe", "sp"])
+def test_a_reference_has_one_fan_in_per_role(rules: str, lm_reference: mue.Reference) -> None:
+    """Where it has two, the layers that are not the main one's would change in a transfer to itself."""
+    blocks = tuple(map(mue.FeedForward.parse, ("dense@32+16e2a@16", "16e2a@32")))
+    plan = mue.transfer(lm_reference, mue.ModelShape(64, 2, blocks), rules=rules)
+    with pytest.raises(mue.MueError, match=rf"inputs to a (shared|expert)_down, and the rules {rules}.*one layout"):
+        mue.transfer(plan.as_reference(), plan.shape, rules=rules)
+    dense_first = mue.ModelShape(64, 2, blocks[0], dense_layers=1)
+    reference = mue.transfer(lm_reference, dense_first, rules=rules).as_reference()
+    assert mue.transfer(reference, dense_first, rules=rules).row("expert_down").factors.init_std == 1
+
+
 @pytest.mark.parametrize("tuned", [{"embedding": {"lr": 4e-3}}, [mue.Tuned(lr=4e-3)], None])
 def test_what_is_not_tuned_by_role_is_refused(tuned: Any, lm_reference: mue.Reference) -> None:
     with pytest.raises(mue.MueError, match=r"tuned = .*: give a Tuned per role"):

@@ -16,7 +16,7 @@ from complete_mue.plan.row import Factors, Multiplier, Row
 from complete_mue.rules.batch_duration import transfer_beta
 from complete_mue.rules.catalog import DEFAULT_RULES, Rules
 from complete_mue.rules.layer_table import COLUMNS
-from complete_mue.rules.ratios import Ratios, symbols
+from complete_mue.rules.ratios import Ratios, fan_in, symbols
 from complete_mue.rules.sde import sde_report
 
 
@@ -43,13 +43,7 @@ def transfer(
     if not isinstance(budget, Budget):
         raise TransferError(f"budget = {budget!r}: give a Budget", field="budget", given=budget)
     one_of("betas", betas, get_args(Betas), TransferError)
-    routed = {kind.experts / kind.active for kind in reference.shape.kinds if kind.groups}
-    if rules.scales_sparsity and len(routed) > 1:
-        found = " and ".join(f"{number:g}" for number in sorted(routed))
-        raise TransferError(
-            f"the reference's layers have {found} experts per active one, and the rules {rules.name} count from one "
-            "number: use one layout for all routed layers"
-        )
+    _check_one_layout(reference.shape, rules)
     ratios = Ratios.between(reference, shape, budget)
     hyper = _global(reference.hyper, ratios, rules, betas)
     kinds = {shape.label(kind): kind for kind in shape.kinds}
@@ -74,6 +68,23 @@ def transfer(
         absent=tuple(row(role, shape.label(shape.main)) for role in missing),
         sde=sde_report(reference, shape, budget, hyper),
     )
+
+
+def _check_one_layout(shape: ModelShape, rules: Rules) -> None:
+    """A reference has one setting per role, so what the rules count from must be one number for all layers."""
+    sparsities = {kind.experts / kind.active for kind in shape.kinds if kind.groups}
+    counted = {"experts per active one": sparsities if rules.scales_sparsity else set()}
+    for role, rule in rules.table.items():
+        if any(symbol == "f" for column in COLUMNS for symbol, _ in getattr(rule, column).powers):
+            kinds = [shape.main, *(kind for kind in shape.kinds if role in block_roles(kind))]
+            counted[f"inputs to a {role.value}"] = {fan_in(kind, role, shape.width) for kind in kinds}
+    for what, numbers in counted.items():
+        if len(numbers) > 1:
+            found = " and ".join(f"{number:g}" for number in sorted(numbers))
+            raise TransferError(
+                f"the reference's layers have {found} {what}, and the rules {rules.name} count from one number: "
+                "use one layout for all routed layers"
+            )
 
 
 def _global(hyper: Hyper, ratios: Ratios, rules: Rules, betas: Betas) -> Hyper:
