@@ -133,6 +133,21 @@ def test_divergence_at_the_transferred_value_is_a_miss(sweep_folder: Write) -> N
     assert "16e4a, missed: diverges" in words(summary)
     everywhere = summarize(sweep_folder("b", diverged=lambda target, rules, value: target == "16e4a"))
     assert curve_of(everywhere, "16e4a").says == "diverges at every value"
+    reference = summarize(sweep_folder("c", diverged=lambda target, rules, value: target == "dense"))
+    assert "dense: the reference diverges at every value" in words(reference)
+
+
+def test_what_diverged_first_is_no_verdict_on_values_that_have_not_run(sweep_folder: Write) -> None:
+    first = {"diverged": lambda target, rules, value: True, "missing": lambda target, rules, value: value < 0.05}
+    summary = summarize(sweep_folder(**first))
+    assert (curve_of(summary, "8e2a").status, curve_of(summary, "8e2a").says) == ("unfinished", "no result yet")
+    assert not any(line.kind == "bad" for line in summary.verdict)
+
+
+def test_the_edge_of_what_has_run_is_not_the_edge_of_the_grid(sweep_folder: Write) -> None:
+    summary = summarize(sweep_folder(missing=lambda target, rules, value: value > 0.01))
+    assert "the reference's runs are missing at 0.016" in words(summary)
+    assert "scan wider" not in words(summary)
 
 
 def test_noise_larger_than_the_goal_cannot_tell(sweep_folder: Write) -> None:

@@ -97,6 +97,11 @@ class Curve:
         return len(self.points) > 1
 
     @property
+    def diverges(self) -> bool:
+        """Whether a run diverged at every value."""
+        return all(point.diverged for point in self.points)
+
+    @property
     def at_transferred(self) -> ValuePoint | None:
         """The runs at the transferred value, if it was scanned."""
         return next((point for point in self.points if close(point.value, self.transferred)), None)

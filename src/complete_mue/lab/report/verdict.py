@@ -40,12 +40,12 @@ class Line:
 
 def judge(curve: Curve, unit: str, reference: Curve | None) -> Curve:
     """The curve with the verdict on its target under its rule set."""
-    if curve.optimum is None:
-        if any(point.diverged for point in curve.points):
-            return _with(curve, "missed", "diverges at every value")
-        return _with(curve, "unfinished", "no result yet")
+    if curve.diverges:
+        return _with(curve, "missed", "diverges at every value")
     if curve.transferred_diverged:
         return _with(curve, "missed", "diverges at the transferred value")
+    if curve.optimum is None:
+        return _with(curve, "unfinished", "no result yet")
     if curve.gaps:
         return _with(curve, "unfinished", f"runs are missing at {_values(curve.gaps)}")
     if not curve.scanned:
@@ -191,14 +191,16 @@ def kind_of(group: Sequence[Curve]) -> str:
 
 
 def _reference_lines(hyper: str, tuned: float, reference: str, own: Curve | None) -> list[Line]:
+    if own is not None and own.diverges:
+        return [Line("bad", f"{reference}: the reference diverges at every value: tune it again.")]
     if own is None or own.optimum is None:
         return [Line("open", f"{reference}: the reference has no result yet, so the drift is not known.")]
-    if own.optimum.open:
-        edge = f"{own.optimum.open} edge" if own.optimum.open != "both" else "edge"
-        return [Line("open", f"{reference}: the reference's own optimum is at the {edge} of its grid: scan wider.")]
     if own.gaps:
         text = f"{reference}: the reference's runs are missing at {_values(own.gaps)}, so the drift is not known."
         return [Line("open", text)]
+    if own.optimum.open:
+        edge = f"{own.optimum.open} edge" if own.optimum.open != "both" else "edge"
+        return [Line("open", f"{reference}: the reference's own optimum is at the {edge} of its grid: scan wider.")]
     moved = math.log2(own.optimum.value / tuned) if tuned > 0 else math.inf
     if abs(moved) > DRIFT_GOAL + _CLEAR * (own.optimum_error or 0.0):
         text = f"{reference}: its own optimum here is {own.optimum.value:.3g}, {moved:+.2f} octaves from the tuned"
