@@ -6,6 +6,7 @@ import pytest
 
 import complete_mue as mue
 from complete_mue.errors import FileError
+from complete_mue.layout.toml_files import reference_toml
 
 GOOD = """\
 [shape]
@@ -35,6 +36,15 @@ def write(folder: Path, text: str) -> Path:
 
 def test_reads_the_reference(tmp_path: Path, lm_reference: mue.Reference) -> None:
     assert mue.read_reference(write(tmp_path, GOOD)) == lm_reference
+
+
+def test_a_reference_keeps_its_attention_scale(tmp_path: Path) -> None:
+    text = GOOD.replace("depth = 32", "depth = 32\nhead_dim = 64") + "attention_scale = 0.0625\n"
+    reference = mue.read_reference(write(tmp_path, text))
+    assert mue.transfer(reference, reference.shape).attention_scale == reference.attention_scale == 0.0625
+    assert mue.read_reference(write(tmp_path, reference_toml(reference))) == reference
+    with pytest.raises(FileError, match=r"file\.toml:17: attention_scale = 0\.1 for heads of unknown size"):
+        mue.read_reference(write(tmp_path, GOOD + "attention_scale = 0.1\n"))
 
 
 def test_examples_are_the_papers_models(root: Path, lm_reference: mue.Reference, lm_plan: mue.Plan) -> None:

@@ -217,8 +217,6 @@ def test_spoiled_plans_are_refused(lm_plan: mue.Plan, spoil: str) -> None:
 
 
 def test_attention_scale(lm_reference: mue.Reference) -> None:
-    import dataclasses
-
     reference = dataclasses.replace(lm_reference, shape=dataclasses.replace(lm_reference.shape, head_dim=64))
     block = mue.FeedForward.dense(256)
     fixed = mue.transfer(reference, mue.ModelShape(256, 32, block, head_dim=64))
@@ -226,3 +224,8 @@ def test_attention_scale(lm_reference: mue.Reference) -> None:
     assert fixed.attention_scale == pytest.approx(1 / math.sqrt(64))
     assert grown.attention_scale == pytest.approx(fixed.attention_scale / 2)
     assert mue.transfer(lm_reference, mue.ModelShape(256, 32, block)).attention_scale is None
+    again = mue.Plan.from_json(mue.transfer(grown.as_reference(), fixed.shape).to_json())
+    assert again.attention_scale == pytest.approx(fixed.attention_scale)  # composed, it is that of the direct way
+    assert not again.isclose(mue.transfer(again.as_reference(), grown.shape))
+    with pytest.raises(mue.MueError, match=r"attention_scale = 0\.1 for heads of unknown size"):
+        dataclasses.replace(lm_reference, attention_scale=0.1)

@@ -80,6 +80,7 @@ class Reference:
     ``route_scale`` is the factor its forward put on the normalized routed sum, if that was not the number of activated
     experts. ``tuned`` holds what single roles had of their own: a multiplier, a learning rate. A feed-forward
     projection that the reference does not have, such as a dense model's experts, takes what the one it has was given.
+    ``attention_scale`` is what its attention logits were multiplied by, if that was not 1 / sqrt(head_dim).
     """
 
     shape: ModelShape
@@ -87,6 +88,7 @@ class Reference:
     hyper: Hyper
     route_scale: float | None = None
     tuned: Mapping[Role, Tuned] = field(default_factory=dict)
+    attention_scale: float | None = None
 
     def __post_init__(self) -> None:
         for name, kind in (("shape", ModelShape), ("budget", Budget), ("hyper", Hyper)):
@@ -102,6 +104,11 @@ class Reference:
                     given=self.route_scale,
                     remedy="leave it out",
                 )
+        if self.attention_scale is not None:
+            object.__setattr__(self, "attention_scale", real("attention_scale", self.attention_scale))
+            if self.shape.head_dim is None:
+                text = f"attention_scale = {self.attention_scale} for heads of unknown size: give the shape's head_dim"
+                raise ShapeError(text, field="attention_scale", given=self.attention_scale)
         if not isinstance(self.tuned, Mapping) or not all(isinstance(one, Tuned) for one in self.tuned.values()):
             raise ShapeError(
                 f'tuned = {self.tuned!r}: give a Tuned per role, such as {{"embedding": Tuned(lr=2e-3)}}',
@@ -124,7 +131,8 @@ class Reference:
             )
 
     def __hash__(self) -> int:
-        return hash((self.shape, self.budget, self.hyper, self.route_scale, tuple(sorted(self.tuned.items()))))
+        tuned = tuple(sorted(self.tuned.items()))
+        return hash((self.shape, self.budget, self.hyper, self.route_scale, tuned, self.attention_scale))
 
     def base(self, role: Role) -> Base:
         """What this role had in the reference: the numbers that a rule's factors multiply."""
@@ -167,7 +175,8 @@ def _first(*values: float | None) -> float:
 def reference_from(data: Mapping[str, Any], shape: ModelShape) -> Reference:
     """A ``Reference`` from plain data; files write a shape in their own ways, so it is read before."""
     tuned = {role: tuned_from(role, table) for role, table in data["tuned"].items()}
-    return Reference(shape, Budget(**data["budget"]), Hyper(**data["hyper"]), data["route_scale"], tuned)
+    budget, hyper = Budget(**data["budget"]), Hyper(**data["hyper"])
+    return Reference(shape, budget, hyper, data["route_scale"], tuned, data.get("attention_scale"))
 
 
 def tuned_from(role: str, table: Mapping[str, object]) -> Tuned:

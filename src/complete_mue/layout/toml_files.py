@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 SHAPE_KEYS = ("width", "depth", "feed_forward", "expansion", "expert_width", "dense_layers", "head_dim")
 BUDGET_KEYS = ("batch_tokens", "steps")
-HYPER_KEYS = ("lr", "weight_decay", "init_std", "betas", "eps", "route_scale")
+HYPER_KEYS = ("lr", "weight_decay", "init_std", "betas", "eps", "route_scale", "attention_scale")
 _NEEDED = {
     "shape": ("width", "depth", "feed_forward"),
     "budget": BUDGET_KEYS,
@@ -75,7 +75,8 @@ class Document:
         """The tuned model."""
         shape, budget = self.target()
         data = self._table("hyper", HYPER_KEYS)
-        adamw = {key: value for key, value in data.items() if key != "route_scale"}
+        own = {key: data[key] for key in ("route_scale", "attention_scale") if key in data}
+        adamw = {key: value for key, value in data.items() if key not in own}
         hyper = self._checked("hyper", data, lambda: Hyper(**adamw))
         tables = self.data.get("tuned", {})
         if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
@@ -83,7 +84,7 @@ class Document:
                 f"{self._at('', 'tuned')}: write one table per role, such as [tuned.embedding] with lr = 2e-3"
             )
         tuned = dict(self._tuned(role, table) for role, table in tables.items())
-        return self._checked("hyper", data, lambda: Reference(shape, budget, hyper, data.get("route_scale"), tuned))
+        return self._checked("hyper", data, lambda: Reference(shape, budget, hyper, tuned=tuned, **own))
 
     def target(self) -> tuple[ModelShape, Budget]:
         """Shape and budget alone."""
@@ -234,7 +235,7 @@ def reference_toml(reference: Reference, notes: Sequence[str] = ()) -> str:
         "budget": {"batch_tokens": reference.budget.batch_tokens, "steps": reference.budget.steps},
         "hyper": {
             "lr": hyper.lr, "weight_decay": hyper.weight_decay, "init_std": hyper.init_std, "betas": list(hyper.betas),
-            "eps": hyper.eps, "route_scale": reference.route_scale,
+            "eps": hyper.eps, "route_scale": reference.route_scale, "attention_scale": reference.attention_scale,
         },
     }  # fmt: skip
     for role, tuned in reference.tuned.items():

@@ -89,15 +89,17 @@ class Plan:
                 weight_decay=row.weight_decay,
                 eps=row.eps,
             )
-        return Reference(self.shape, self.budget, self.hyper, tuned=tuned)
+        return Reference(self.shape, self.budget, self.hyper, tuned=tuned, attention_scale=self.attention_scale)
 
     def isclose(self, other: Plan, tolerance: float = 1e-12) -> bool:
-        """Same roles and, up to rounding, the same numbers, globally and in every row."""
+        """Same roles and, up to rounding, the same numbers, globally and in every row; head sizes may be left open."""
         mine, theirs = (
             {(row.role, row.block): row.numbers for row in plan.rows}
             | {("global", ""): (p.lr, p.weight_decay, p.eps, *p.betas)}
             for plan, p in ((self, self.hyper), (other, other.hyper))
         )
+        if self.attention_scale and other.attention_scale:
+            mine["attention", ""], theirs["attention", ""] = (self.attention_scale,), (other.attention_scale,)
         return mine.keys() == theirs.keys() and all(
             math.isclose(a, b, rel_tol=tolerance) for key in mine for a, b in zip(mine[key], theirs[key], strict=True)
         )
@@ -115,10 +117,11 @@ class Plan:
     def attention_scale(self) -> float | None:
         """Factor on attention logits: ``sqrt(head_dim*) / head_dim``, so ``1/sqrt(head_dim)`` for heads of fixed size.
 
+        A reference that had a factor of its own counts by that one instead of ``1/sqrt(head_dim*)``.
         None where the shapes leave the head size open: keep the reference's head size and its 1/sqrt(head_dim).
         """
-        ours, theirs = self.shape.head_dim, self.reference.shape.head_dim
-        return None if ours is None or theirs is None else math.sqrt(theirs) / ours
+        ours, theirs, own = self.shape.head_dim, self.reference.shape.head_dim, self.reference.attention_scale
+        return None if ours is None or theirs is None else (own * theirs if own else math.sqrt(theirs)) / ours
 
     @property
     def block_route_scale(self) -> float:

@@ -25,7 +25,8 @@ from complete_mue.storage import json_object
 
 T = TypeVar("T")
 
-TABLES = {"shape": SHAPE_KEYS, "budget": BUDGET_KEYS, "hyper": HYPER_KEYS}
+# The page has no field for attention_scale, the last key of [hyper].
+TABLES = {"shape": SHAPE_KEYS, "budget": BUDGET_KEYS, "hyper": HYPER_KEYS[:-1]}
 FILES = {"r": ("reference.toml", ("shape", "budget", "hyper")), "t": ("target.toml", ("shape", "budget"))}
 CONFIG, FILE = "t.config", "config.json"
 OPTIONS = ("rules", "betas", "duration", "compare", "form", "role", "axis")

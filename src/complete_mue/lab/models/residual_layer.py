@@ -152,7 +152,7 @@ def head_dim(shape: ModelShape) -> int:
 def _attention_scale(plan: Plan, shape: ModelShape) -> float | None:
     """The plan's; where it leaves the head sizes open and they differ, by those that models of these shapes have."""
     ours, theirs = head_dim(shape), head_dim(plan.reference.shape)
-    return plan.attention_scale if ours == theirs else math.sqrt(theirs) / ours
+    return plan.attention_scale if ours == theirs or plan.attention_scale else math.sqrt(theirs) / ours
 
 
 def multiplier(plan: Plan | None, role: Role) -> float:

@@ -188,8 +188,9 @@ class RunConfig:
         data = {key: value for key, value in self.to_dict().items() if key not in _NO_NUMBERS}
         held = data["task"].pop("data")
         data["task"]["source"] = held or self.task.source
-        if not self.router.logit_bias:  # records older than this key are of the same run
-            del data["router"]["logit_bias"]
+        for part, key in (("router", "logit_bias"), ("reference", "attention_scale")):
+            if not data[part][key]:  # records older than this key are of the same run
+                del data[part][key]
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
