@@ -19,6 +19,7 @@ from in_process import mue
 
 Write = Callable[..., Path]
 SP = {"8e2a": 1.0, "16e4a": 2.0, "64e16a": 2.8}
+SP_AT_BEST = {"sp": dict.fromkeys(SP, 0.0)}
 
 
 @pytest.fixture
@@ -109,6 +110,17 @@ def test_a_layout_that_axes_share_counts_once(sweep_folder: Write) -> None:
     assert lines[1].startswith("Missed: 16e4a (Depth, Width: ")
     assert lines[1].count("16e4a") == 1
     assert "none of 2 layouts" in lines[2]
+
+
+def test_rule_sets_are_compared_within_their_sweep(sweep_folder: Write) -> None:
+    """Not with another sweep's of the same title, whose models may be of another size."""
+    found = [
+        summarize(sweep_folder(name, drifts=dict.fromkeys(SP, drift), other_drifts=SP_AT_BEST, prefix=name))
+        for name, drift in (("a", 0.6), ("b", 0.0))
+    ]
+    for pair in (found, found[::-1]):
+        both = next(line.text for line in overview_lines(tallies(pair)) if line.text.startswith("sp held"))
+        assert re.search(r"0\.006 .*lower than by complete_mue", both)  # 0.011 in one, none in the other
 
 
 def test_the_worst_is_by_size_in_either_direction(sweep_folder: Write) -> None:

@@ -146,8 +146,9 @@ def _other_rules(main: Sequence[Tally], others: Sequence[Tally]) -> list[Line]:
         axes = [tally for tally in others if tally.rules == rules]
         both: dict[str, tuple[Curve | None, Curve]] = {}
         for tally in axes:
-            ours = next((t for t in main if t.summary.title == tally.summary.title), None)
-            at = {curve.target: curve for curve in ours.curves} if ours else {}
+            ours = [t for t in main if (t.summary.title, t.summary.scale) == (tally.summary.title, tally.summary.scale)]
+            ours.sort(key=lambda t: t.summary is not tally.summary)  # the sweep's own, if it has the main rule set
+            at = {curve.target: curve for curve in ours[0].curves} if ours else {}
             for curve in tally.curves:
                 both.setdefault(curve.runs, (at.get(curve.target), curve))
         line = beside_line(main[0].rules, list(both.values()), rules, main[0].summary.unit)
