@@ -123,6 +123,18 @@ def test_rule_sets_are_compared_within_their_sweep(sweep_folder: Write) -> None:
         assert re.search(r"0\.006 .*lower than by complete_mue", both)  # 0.011 in one, none in the other
 
 
+def test_sweeps_led_by_different_rule_sets_are_told_apart(sweep_folder: Write) -> None:
+    for name, moved, rules in (("a", 0.6, "complete_mue"), ("b", 0.0, "complete_mue_sparse")):
+        others = SP_AT_BEST if name == "b" else {}
+        folder = sweep_folder(name, title=name, drifts=dict.fromkeys(SP, moved), other_drifts=others, prefix=name)
+        plan = folder / "sweep.json"
+        plan.write_text(plan.read_text().replace('"rules": "complete_mue"', f'"rules": "{rules}"'))
+    lines = [line.text for line in overview_lines(tallies([summarize(folder.parent / name) for name in "ab"]))]
+    assert re.search("by complete_mue, one axis.*none of 3 layouts", lines[0])
+    assert re.search("by complete_mue_sparse, one axis.*all 3 layouts", lines[2])
+    assert re.search("sp held on all 3.*as complete_mue_sparse here.*complete_mue_sparse held on all 3", lines[3])
+
+
 def test_the_worst_is_by_size_in_either_direction(sweep_folder: Write) -> None:
     curves = summarize(sweep_folder(drifts={"8e2a": 0.2, "16e4a": -1.2})).scans[0].curves
     drifted, costly = worst_drift(curves), worst_regret(curves)

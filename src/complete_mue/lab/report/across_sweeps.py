@@ -86,24 +86,29 @@ def _subject(tally: Tally) -> tuple[int, int]:
 
 
 def _subject_lines(task: str, hyper: str, group: Sequence[Tally]) -> list[Line]:
-    """By the reference's rule set, with the others beside it; where that was not run, each by its own name."""
+    """By the reference's rule set, with the others beside it; where sweeps have several such, or none, each by name."""
     main = [tally for tally in group if tally.main]
-    if main:
-        others = [tally for tally in group if not tally.main]
-        lines = [*_rules_lines(task, hyper, main), *_other_rules(main, others)]
-    else:
-        names = dict.fromkeys(tally.rules for tally in group)
-        lines = [line for name in names for line in _rules_lines(task, hyper, [t for t in group if t.rules == name])]
+    names, lines = dict.fromkeys(tally.rules for tally in main or group), list[Line]()
+    for name in names:
+        own = [tally for tally in main or group if tally.rules == name]
+        lines += _rules_lines(task, hyper, own, "" if main and len(names) == 1 else f" by {name}")
+        others = [tally for tally in group if main and not tally.main]
+        lines += _other_rules(own, [other for other in others if (_beside(main, other) or main[0]).rules == name])
     return [dataclasses.replace(line, about=f"{task} {hyper}") for line in lines]
 
 
-def _rules_lines(task: str, hyper: str, tallies: Sequence[Tally]) -> list[Line]:
+def _beside(main: Sequence[Tally], other: Tally) -> Tally | None:
+    """What another rule set's tally is compared with: that of its own sweep, or of a part of it that lies elsewhere."""
+    alike = [t for t in main if (t.summary.title, t.summary.scale) == (other.summary.title, other.summary.scale)]
+    return min(alike, key=lambda tally: tally.summary is not other.summary, default=None)
+
+
+def _rules_lines(task: str, hyper: str, tallies: Sequence[Tally], by: str) -> list[Line]:
     """One rule set on all axes; a layout that several axes share, by the same runs, counts once."""
     places = _distinct(tallies)
     curves, summary = [curve for curve, _ in places], tallies[0].summary
     where = {id(curve): titles for curve, titles in places}
     axes = f"{len(tallies)} axes" if len(tallies) > 1 else "one axis"
-    by = "" if tallies[0].main else f" by {tallies[0].rules}"
     text = f"{TASKS[task].capitalize()}, {label(hyper)}{by}, {axes}: the value transferred from "
     text += f"{summary.reference} held on {held_of(curves)}."
     if drifted := worst_drift(curves):
@@ -146,9 +151,8 @@ def _other_rules(main: Sequence[Tally], others: Sequence[Tally]) -> list[Line]:
         axes = [tally for tally in others if tally.rules == rules]
         both: dict[str, tuple[Curve | None, Curve]] = {}
         for tally in axes:
-            ours = [t for t in main if (t.summary.title, t.summary.scale) == (tally.summary.title, tally.summary.scale)]
-            ours.sort(key=lambda t: t.summary is not tally.summary)  # the sweep's own, if it has the main rule set
-            at = {curve.target: curve for curve in ours[0].curves} if ours else {}
+            ours = _beside(main, tally)
+            at = {curve.target: curve for curve in ours.curves} if ours else {}
             for curve in tally.curves:
                 both.setdefault(curve.runs, (at.get(curve.target), curve))
         line = beside_line(main[0].rules, list(both.values()), rules, main[0].summary.unit)
