@@ -135,6 +135,8 @@ def test_divergence_at_the_transferred_value_is_a_miss(sweep_folder: Write) -> N
     assert curve_of(everywhere, "16e4a").says == "diverges at every value"
     reference = summarize(sweep_folder("c", diverged=lambda target, rules, value: target == "dense"))
     assert "dense: the reference diverges at every value" in words(reference)
+    above = summarize(sweep_folder("d", diverged=lambda target, rules, value: target == "dense" and value >= 0.008))
+    assert "dense: the reference diverges at its tuned learning rate 0.008" in words(above)
 
 
 def test_what_diverged_first_is_no_verdict_on_values_that_have_not_run(sweep_folder: Write) -> None:

@@ -191,8 +191,9 @@ def kind_of(group: Sequence[Curve]) -> str:
 
 
 def _reference_lines(hyper: str, tuned: float, reference: str, own: Curve | None) -> list[Line]:
-    if own is not None and own.diverges:
-        return [Line("bad", f"{reference}: the reference diverges at every value: tune it again.")]
+    if own is not None and (own.diverges or own.transferred_diverged):
+        where = "every value" if own.diverges else f"its tuned {label(hyper)} {tuned:.3g}"
+        return [Line("bad", f"{reference}: the reference diverges at {where}: tune it again.")]
     if own is None or own.optimum is None:
         return [Line("open", f"{reference}: the reference has no result yet, so the drift is not known.")]
     if own.gaps:
