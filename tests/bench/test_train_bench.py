@@ -11,6 +11,7 @@ from rich.console import Console
 
 from complete_mue.errors import RunError
 from complete_mue.lab.bench import train as bench
+from in_process import mue
 
 SMALL = (
     "shape.width=16", "shape.depth=2", "shape.head_dim=8", "task.sequence=16", "budget.batch_tokens=32", "log_every=2",
@@ -45,6 +46,11 @@ def test_a_recipe_measured(tmp_path: Path) -> None:
     assert 0 < result.loss < 100
     assert len(said) == 2
     assert json.loads(result.write(tmp_path).read_text())["parameters"]["all"] > 0
+
+
+def test_the_overhead_is_that_of_the_cpu(tmp_path: Path) -> None:
+    for option in (("--device", "cuda"), ("--profile",)):
+        assert "are for a RECIPE" in mue("bench", "train", *option, cwd=tmp_path).stderr
 
 
 def test_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,7 +158,7 @@ def bench_train_command(
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="With RECIPE: timed steps, after three warmup steps.")] = 20,
     turns: Annotated[int, typer.Option(min=1, help="Without RECIPE: turns of ten steps.")] = 12,
-    device: Annotated[str, typer.Option(help="cuda, cpu or auto.")] = "auto",
+    device: Annotated[str, typer.Option(help="With RECIPE: cuda, cpu or auto.")] = "auto",
     profile: Annotated[
         bool, typer.Option("--profile", help="With RECIPE: show which kernels the time goes to.")
     ] = False,
@@ -172,6 +172,8 @@ def bench_train_command(
     Example:  mue bench train lm_tiny:16e4a --steps 10 --device cpu
     """
     need_torch("mue bench")
+    if recipe is None and (profile or device not in ("auto", "cpu")):
+        raise RunError("--profile and --device are for a RECIPE: the trainer's own overhead is timed on the CPU")
     from complete_mue.lab.bench.train import compare, measure
     from complete_mue.lab.sweep.gpu_turn import alone
 
