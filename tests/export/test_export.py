@@ -308,6 +308,16 @@ def test_growing_heads_are_refused(tool: str) -> None:
     assert json.loads(export(plan, "hf"))["requires"]["attention_scale"] == plan.attention_scale
 
 
+def test_heads_fill_the_width_and_rows_the_batch(tiny_reference: mue.Reference) -> None:
+    wide = mue.transfer(tiny_reference, mue.ModelShape(320, 2, mue.FeedForward.dense(320)), mue.Budget(1000, 100))
+    found = constants(export(wide, "torchtitan"))
+    assert (found["HEAD_DIM"], found["SEQ_LEN"], found["BATCH_TOKENS"]) == (64, 8, 1000)
+    apart = mue.transfer(tiny_reference, mue.ModelShape(320, 2, mue.FeedForward.dense(320), head_dim=128))
+    arguments = constants(export(apart, "megatron"))["ARGUMENTS"]
+    assert "--kv-channels" in arguments
+    assert "--num-attention-heads" not in arguments  # two heads of 128 are 256
+
+
 def test_no_weight_decay_at_all() -> None:
     hyper = mue.Hyper(lr=1e-3, weight_decay=0.0, init_std=0.02)
     shapes = [mue.ModelShape(width=w, depth=2, feed_forward=mue.FeedForward.dense(w)) for w in (64, 128)]

@@ -165,3 +165,11 @@ def test_config_function_gives_a_trainer_config(tiny_plan: mue.Plan, tmp_path: A
     assert len(config.optimizer.param_groups) == 13
     assert config.model_spec.model.layers[1].moe.router.route_scale == 4.0
     config.model_spec.model.update_from_config(config=config)
+    assert config.training.global_batch_size * config.training.seq_len == tiny_plan.budget.batch_tokens
+
+
+def test_heads_and_rows_that_leave_something_over_are_refused(tiny_plan: mue.Plan) -> None:
+    module = run(tiny_plan)
+    module.__dict__.update(HEAD_DIM=12)
+    with pytest.raises(ValueError, match="heads of 12 do not fill the width 32"):
+        module.model_config()

@@ -67,8 +67,9 @@ Use, in your training script:
     get_megatron_optimizer(config, model, config_overrides=config_overrides())
 The warmup must start at 0 (--lr-warmup-init 0): Megatron does not scale that value per group. Not covered: biases
 (--disable-bias-linear), tied embeddings, the fused router kernel with grouped layouts (--moe-router-fusion).
-Heads fill the width here, and none share keys: where your model has other numbers, set --num-attention-heads,
---group-query-attention and --num-query-groups as it has them; nothing else here depends on them.
+Heads fill the width here (if they do not, their number is left to you), and none share keys: where your model has other
+numbers, set --num-attention-heads, --group-query-attention and --num-query-groups as it has them; nothing else here
+depends on them.
 Clipping is off (--clip-grad 0.0; Megatron's default is 1.0): its norm is taken inside the optimizer, over all groups
 alike, and has no place for weights. Low-rank projections of latent attention are taken to have ranks that grow with the
 width: ranks held fixed have no equivalent here. Groups need balance_groups(): Megatron's own limit a token to some."""
@@ -126,10 +127,9 @@ def _arguments(plan: Plan) -> list[tuple[str, ...]]:
         ("--untie-embeddings-and-output-weights",),
     ]
     if shape.head_dim is not None:
-        lines += [
-            ("--kv-channels", str(shape.head_dim)),
-            ("--num-attention-heads", str(max(1, shape.width // shape.head_dim))),
-        ]
+        lines += [("--kv-channels", str(shape.head_dim))]
+        if shape.width % shape.head_dim == 0:
+            lines += [("--num-attention-heads", str(shape.width // shape.head_dim))]
     width = dense[0].active_width if dense else shape.main.active_width
     lines += [("--ffn-hidden-size", str(width))]
     if routed:

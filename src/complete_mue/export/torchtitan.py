@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from complete_mue.export.settings import Setting, check_attention_scale, header, layer_pattern, route_scale, settings
 from complete_mue.export.torchtitan_source import BODY, IMPORTS
 from complete_mue.layout.notation import FeedForward
@@ -49,7 +51,7 @@ def render(plan: Plan) -> str:
     check_attention_scale(plan, NAME)
     found = settings(plan, NAMES, native_route_scale=True)
     kinds = [_kind(plan, kind) for kind in plan.shape.kinds]
-    shape, head_dim = plan.shape, plan.shape.head_dim or min(128, plan.shape.width)
+    shape, head_dim = plan.shape, plan.shape.head_dim or math.gcd(128, plan.shape.width)
     constants = [
         f"WIDTH = {shape.width}",
         f"DEPTH = {shape.depth}",
@@ -60,7 +62,7 @@ def render(plan: Plan) -> str:
         "# Yours to set: the plan does not depend on them.",
         f"HEAD_DIM = {head_dim}  # keep the reference's; heads of that size fill the width, and none share keys",
         "VOCAB_SIZE = 50304",
-        "SEQ_LEN = 2048",
+        f"SEQ_LEN = {math.gcd(2048, plan.budget.batch_tokens)}",
         "MAX_NORM = 1.0  # of clip(), which weighs gradients; None for no clipping",
         "",
         "# The feed-forward block of every layer, and the router's fields.",

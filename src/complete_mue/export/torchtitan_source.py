@@ -153,6 +153,9 @@ def _init(name, unused):
 def model_config(attn_backend: str = "flex", moe_comm_backend: str = "standard") -> Qwen3Model.Config:
     """The planned shape with torchtitan's Qwen3 blocks: pre-norm, rotary attention with QK norm, SwiGLU or MoE."""
 
+    if WIDTH % HEAD_DIM:
+        raise ValueError(f"heads of {HEAD_DIM} do not fill the width {WIDTH}: set HEAD_DIM to a divisor of it")
+
     def norm(width):
         return RMSNorm.Config(normalized_shape=width, eps=1e-6, param_init={"weight": nn.init.ones_})
 
@@ -224,6 +227,8 @@ def train():
     from torchtitan.protocols.model_spec import ModelSpec
     from torchtitan.trainer import Trainer
 
+    if BATCH_TOKENS % SEQ_LEN:
+        raise ValueError(f"{BATCH_TOKENS} tokens are not whole rows of {SEQ_LEN}: set SEQ_LEN to a divisor of them")
     return Trainer.Config(
         model_spec=ModelSpec(
             name="qwen3",
@@ -242,7 +247,7 @@ def train():
         ),
         training=TrainingConfig(
             local_batch_size=1,
-            global_batch_size=max(1, BATCH_TOKENS // SEQ_LEN),
+            global_batch_size=BATCH_TOKENS // SEQ_LEN,
             seq_len=SEQ_LEN,
             steps=STEPS,
             max_norm=float("inf"),  # its own clipping off: clip() stands in for it
