@@ -31,6 +31,14 @@ def test_a_registered_set_transfers_and_explains_itself(lm_reference: mue.Refere
     assert "ρ_H^-1" in plan.explain("expert_up")
 
 
+def test_a_reference_has_one_sparsity_whatever_column_counts_it(lm_reference: mue.Reference) -> None:
+    rules = mue.register_rules("outside_sparse", {"expert_up": "1 | 1 | 1 | S^-1/2 | 1 | 1 | 1"}, like="sp")
+    shape = mue.ModelShape(128, 2, tuple(map(mue.FeedForward.parse, ("8e2a@64", "16e2a@64"))))
+    reference = mue.transfer(lm_reference, shape, rules=rules).as_reference()
+    with pytest.raises(TransferError, match="4 and 8 experts per active one"):
+        mue.transfer(reference, shape, rules=rules)
+
+
 @pytest.mark.parametrize(
     ("name", "lines", "like", "carries"),
     [

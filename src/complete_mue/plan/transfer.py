@@ -72,10 +72,12 @@ def transfer(
 
 def _check_one_layout(shape: ModelShape, rules: Rules) -> None:
     """A reference has one setting per role, so what the rules count from must be one number for all layers."""
-    sparsities = {kind.experts / kind.active for kind in shape.kinds if kind.groups}
-    counted = {"experts per active one": sparsities if rules.scales_sparsity else set()}
+    counted: dict[str, set[float]] = {}
     for role, rule in rules.table.items():
-        if any(symbol == "f" for column in COLUMNS for symbol, _ in getattr(rule, column).powers):
+        counts = {symbol for column in COLUMNS for symbol, _ in getattr(rule, column).powers}
+        if "S" in counts:
+            counted["experts per active one"] = {kind.experts / kind.active for kind in shape.kinds if kind.groups}
+        if "f" in counts:
             kinds = [shape.main, *(kind for kind in shape.kinds if role in block_roles(kind))]
             counted[f"inputs to a {role.value}"] = {fan_in(kind, role, shape.width) for kind in kinds}
     for what, numbers in counted.items():
