@@ -79,7 +79,9 @@ def test_the_numbers_beside_are_that_rule_sets_own(form: str, name: str) -> None
 
 
 def test_the_other_rule_sets_read_the_duration_as_the_plan_does() -> None:
-    found = plan_answer({**LM, "t.steps": "10000", "betas": "hold", "duration": "fixed", "compare": "complete_mue_sparse"})
+    found = plan_answer(
+        {**LM, "t.steps": "10000", "betas": "hold", "duration": "fixed", "compare": "complete_mue_sparse"}
+    )
     row = next(row for row in found["compare"]["multiplier"] if row["role"] == "embedding")
     assert row["values"]["lr"] == [found["plan"]["reference"]["hyper"]["lr"]] * 2
 
