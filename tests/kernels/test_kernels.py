@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from types import SimpleNamespace
 
@@ -171,6 +172,24 @@ def test_the_same_bits_each_time(kernel: str) -> None:
     module = dispatch.kernel_module(kernel)
     first, second = (everything(module.routed_experts, arguments) for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in NAMES)
+
+
+def test_nothing_unwritten_is_read_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product writes no row of no expert, but some CPUs read a few of them: none may hold what is not a number."""
+    product, want = grouped_cpu._grouped_mm, everything(grouped.routed_experts, inputs(37, active=1))
+
+    def unwritten(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
+        assert bool(a.isfinite().all() and b.isfinite().all())
+        out = product(a, b, offs=offs)
+        if a.ndim == 3:
+            out[:, int(offs[-1]) :] = math.nan
+        elif b.ndim == 3:
+            out[int(offs[-1]) :] = math.nan
+        return out
+
+    monkeypatch.setattr(grouped_cpu, "_grouped_mm", unwritten)
+    got = everything(grouped.routed_experts, inputs(37, active=1))
+    assert all(torch.equal(got[name], want[name]) for name in want)
 
 
 def test_rows_are_sorted_by_expert_and_all_are_covered() -> None:

@@ -41,11 +41,11 @@ class _RoutedExperts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, up: Tensor, down: Tensor, index: Tensor, weight: Tensor) -> Tensor:
         order, inverse, ends = sort_by_expert(index, up.shape[0])
-        order = F.pad(order, (0, -order.numel() % _MULTIPLE))  # rows of no expert: no product reads or writes them
+        order = F.pad(order, (0, -order.numel() % _MULTIPLE))  # rows of no expert
         token = torch.from_numpy(order.numpy() // index.shape[1])  # torch divides integers one by one
         bags = inverse.view_as(index)
         w = weight.reshape(-1).index_select(0, order)
-        hidden = _grouped_mm(up, x.index_select(0, token).t(), offs=ends)
+        hidden = _without_rest(_grouped_mm(up, x.index_select(0, token).t(), offs=ends), index)
         gate, value = hidden.chunk(2)
         silu = F.silu(gate)
         activation = (silu * value).mul_(w)
@@ -59,7 +59,8 @@ class _RoutedExperts(torch.autograd.Function):
         need_x, need_up, need_down, _, need_weight = ctx.needs_input_grad
         dy = dy.index_select(0, token)
         d_down = _grouped_mm(dy.t(), activation.t(), offs=ends) if need_down else None
-        grad = _grouped_mm(down.mT, dy.t(), offs=ends)  # of the weighted activation, [expert_width, rows]
+        # of the weighted activation, [expert_width, rows]
+        grad = _without_rest(_grouped_mm(down.mT, dy.t(), offs=ends), bags)
         gate, value = hidden.chunk(2)
         d_hidden = torch.empty_like(hidden)
         d_gate, d_value = d_hidden.chunk(2)
@@ -70,6 +71,13 @@ class _RoutedExperts(torch.autograd.Function):
         d_up = _grouped_mm(d_hidden, x.index_select(0, token), offs=ends) if need_up else None
         d_x = _combine(_grouped_mm(d_hidden.t(), up, offs=ends), bags) if need_x else None
         return d_x, d_up, d_down, None, d_weight
+
+
+def _without_rest(columns: Tensor, index: Tensor) -> Tensor:
+    """Zeros in the columns of no expert, which a product leaves unwritten. CPUs with bfloat16 units read a few of them
+    past the end of the last expert's, and multiply by zero whatever stands there: also what is not finite."""
+    columns[:, index.numel() :] = 0
+    return columns
 
 
 def _combine(rows: Tensor, bags: Tensor) -> Tensor:
