@@ -50,8 +50,8 @@ _PAPER = Measured(
 # batch or duration by the paper's rules alone.
 MEASURED = {"complete_mue": _PAPER, "complete_mue_sparse": replace(_PAPER, source="docs/results/roles.md")}
 
-# Octaves, the largest that a scan located: at the reference's steps or more, and at fewer.
-DRIFT, DRIFT_OF_SHORTER = 0.9, 1.3
+# Octaves: the largest that a scan located, at the reference's steps or more. Fewer steps have advice of their own.
+DRIFT = 0.9
 
 # σ0 = ρ_D^-1/2 moved with batch and steps; of an expert, also with N/a. Nothing else was ever moved.
 SIGMA0 = Range(0.5, 2)

@@ -19,7 +19,7 @@ from complete_mue.layout.notation import FeedForward
 from complete_mue.layout.numbers import real
 from complete_mue.layout.reference import Hyper, Reference
 from complete_mue.layout.shape import Budget, ModelShape
-from complete_mue.rules.measured import DRIFT, DRIFT_OF_SHORTER, EXPERT_SIGMA0, KEPT, SIGMA0, Range
+from complete_mue.rules.measured import DRIFT, EXPERT_SIGMA0, KEPT, SIGMA0, Range
 
 Grade = Literal["exact", "near", "beyond", "far"]
 _EQUAL = 1e-9
@@ -77,7 +77,7 @@ class Sde:
         return (
             f"{self.grade}: {ratios}; "
             + {
-                "near": f"optima so far out moved by up to {DRIFT} octaves, {DRIFT_OF_SHORTER} with fewer steps",
+                "near": f"optima measured so far out moved by up to {DRIFT} octaves",
                 "beyond": f"measured only with {beyond}: scan lr an octave to either side",
                 "far": f"measured only with {beyond}: tune a reference nearer in batch and duration",
             }[self.grade]
