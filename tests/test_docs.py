@@ -187,8 +187,9 @@ def test_pair_table_equals_the_records() -> None:
 
 
 TRANSFER, ROLES = Path("docs/results/transfer.md"), Path("docs/results/roles.md")
-SMALL_BATCH, ROUTERS = Path("docs/results/small_batch.md"), Path("docs/results/routers.md")
-PAGES_OF_RESULTS = [TRANSFER, ROLES, SMALL_BATCH, ROUTERS]
+SMALL_BATCH, LARGER_BATCH = Path("docs/results/small_batch.md"), Path("docs/results/larger_batch.md")
+ROUTERS = Path("docs/results/routers.md")
+PAGES_OF_RESULTS = [TRANSFER, ROLES, SMALL_BATCH, LARGER_BATCH, ROUTERS]
 
 
 def assert_same_page(got: str, want: str) -> None:
