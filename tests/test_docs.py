@@ -291,6 +291,20 @@ def test_the_tables_of_plain_learning_rates_equal_the_records(name: str, sweeps:
     assert_same_page("\n".join(map(" ".join, table("results/transfer.md", name))), "\n".join(want))
 
 
+def test_the_small_models_plain_learning_rates_equal_the_records() -> None:
+    """With a larger batch: its optima with the rules' factor put back, and what the betas change at the best value."""
+    held, moved = (
+        summarize(ROOT / LARGER_BATCH.with_suffix("") / f"lm-{n}.jsonl") for n in ("duration-betas-held", "duration")
+    )
+    dense, half, twice = moved.scans[0].curves
+    optima = [curve.optimum.value * f for curve, f in ((half, 2**0.5), (dense, 1), (twice, 0.5**0.5)) if curve.optimum]
+    best = [[min(p.loss for p in curve.points if p.loss) for curve in s.scans[0].curves[1:]] for s in (held, moved)]
+    page = " ".join((ROOT / LARGER_BATCH).read_text(encoding="utf-8").split())
+    assert f"one plain number: {optima[0]:.4f}, {optima[1]:.4f} and {optima[2]:.4f}." in page
+    assert f"betas of 0.9 end {best[0][0] - best[1][0]:.2f} nats lower" in page
+    assert f"transferred 0.975 end {best[1][1] - best[0][1]:.2f} nats higher" in page
+
+
 @pytest.mark.slow
 def test_the_page_of_update_effects_shows_what_its_script_prints(tmp_path: Path) -> None:
     """From the records beside it: the optimum against alignment, and the table of all roles."""

@@ -118,7 +118,7 @@ def test_files_nested_too_deeply(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["mps", "xla", "vulkan", "cuda:99", "tpu"])
 def test_devices_that_are_not_there(name: str) -> None:
     if name == "mps" and torch.backends.mps.is_available():
-        pytest.skip("here it is")
+        pytest.skip("this machine has mps")
     with pytest.raises(RunError, match=f"device = '{name}'"):
         pick_device(name)
 

@@ -142,6 +142,7 @@ def test_lr_without_the_number_of_steps(reference: mue.Reference, name: str) -> 
             assert (row.forward, row.init_std, row.weight_decay, row.eps) == (
                 other.forward, other.init_std, other.weight_decay, other.eps
             )  # fmt: skip
+        assert ("although lr does not" in ours.explain("expert_up")) == fixed.scales_schedule
         between = mue.transfer(reference, target(), mue.Budget(500, 8000), rules=fixed).as_reference()
         again = mue.transfer(between, target(), budget, rules=fixed)
         assert [row.lr for row in again.rows] == pytest.approx([row.lr for row in ours.rows])

@@ -56,7 +56,8 @@ def test_typed_in_and_shown_as_the_command_line_says(open_: Callable[..., Any], 
     for name, text in typed.items():
         fill(browser, name, text)
     for name, text in {"rules": "complete_mue", "betas": "hold", "duration": "fixed"}.items():
-        browser.find_element("id", name).send_keys(text)
+        select = "const s = document.getElementById(arguments[0]); s.value = arguments[1]; "
+        browser.execute_script(select + "s.dispatchEvent(new Event('input', {bubbles: true}))", name, text)
     settled(browser)
     assert "64e6a2g1s, d 1536, L 24" in browser.find_element("id", "headline").text
     assert "steps=60000" in browser.execute_script("return document.getElementById('code').textContent")
@@ -64,6 +65,7 @@ def test_typed_in_and_shown_as_the_command_line_says(open_: Callable[..., Any], 
     files_of(browser, tmp_path)
     _, *words = browser.execute_script("return document.getElementById('command').textContent").split()
     printed = json.loads(mue(*words, "--format", "json", cwd=tmp_path).stdout)
+    assert words[3:] == ["--rules", "complete_mue", "--betas", "hold", "--duration", "fixed"]
     assert printed["global"]["lr"] == 2e-3
     for form in ("multiplier", "folded"):
         browser.execute_script("arguments[0].click()", browser.find_element("css selector", f"[value='{form}']"))

@@ -84,7 +84,7 @@ def plan_command(
         Reading, typer.Option(help="fixed: weight decay does not depend on width and depth.")
     ] = Reading.groups,
     duration: Annotated[
-        Duration, typer.Option(help="fixed: lr does not depend on the number of steps; better where they are fewer.")
+        Duration, typer.Option(help="fixed: lr does not depend on the number of steps. Try it where they are fewer.")
     ] = Duration.scaled,
     forward_factor: Annotated[
         float, typer.Option(help="Use the route scale r = a / sqrt(F), with F from `mue check`.")

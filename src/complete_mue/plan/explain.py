@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from complete_mue.layout.reference import Base
 from complete_mue.layout.tensors import VECTOR_ROLES
 from complete_mue.plan.row import Multiplier, Row
-from complete_mue.rules.layer_table import COLUMNS, reason_for
+from complete_mue.rules.layer_table import COLUMNS, Reason, reason_for
 from complete_mue.rules.ratios import symbols
 
 if TYPE_CHECKING:
@@ -22,6 +22,10 @@ _TITLES = {
     "weight_decay": "weight decay",
     "eps": "AdamW eps",
 }
+
+_AS_TRIED = Reason(
+    "wd moves with the number of steps although lr does not: so it was tried", "docs/results/transfer.md"
+)
 
 
 def explain(plan: Plan, row: Row) -> str:
@@ -51,6 +55,8 @@ def explain(plan: Plan, row: Row) -> str:
         )
         for symbol, power in cell.powers:
             reason = reason_for(column, symbol, power)
+            if (column, symbol, plan.rules.duration) == ("weight_decay", "s", "fixed"):
+                reason = _AS_TRIED
             lines.append(f"      {reason.words} [{reason.equation}]")
     if row.role in VECTOR_ROLES:
         lines.append("  not decayed and not drawn at random: gains start at 1, biases at 0")

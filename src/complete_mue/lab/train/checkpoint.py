@@ -6,8 +6,7 @@
       state.json               step, fingerprint of the config, what the data was, sha256 of all files
 
 Several ranks write a pair of files each (sharded_tensors.py); whoever reads them, and on how many ranks, gets the same
-tensors. Data and noise are pure functions of the step, so there is no other
-state to keep.
+tensors. Data and noise are pure functions of the step, so there is no other state to keep.
 """
 
 from __future__ import annotations
