@@ -6,9 +6,10 @@
     python scripts/transfer.py DATA --seconds 540            # start nothing new after nine minutes
     python scripts/transfer.py stdlib --scale tiny           # a look at it all on a CPU, in hours
     python scripts/transfer.py DATA --list                   # the commands alone, with what each costs
-    python scripts/transfer.py DATA --known docs/results/transfer   # go on from packed records, of the same data
+    python scripts/transfer.py DATA --known docs/results/transfer --reference docs/results/pair/reference.toml
+                                                             # go on from packed records, of the same data
 
-First the dense reference is tuned (RUNS/TASK-tune/reference.toml). Then every figure is swept over the learning rate by
+First the dense reference is tuned (RUNS/TASK-tune/reference.toml), unless one is given. Then every figure is swept over the learning rate by
 the paper's rules; then, into the same folders, by the other rule sets and over weight decay and init std. What a figure
 has finished, such as the dense reference's runs, the next ones take over. Everything resumes: a second start goes on
 where this one was stopped. ``--jobs 2`` keeps two sweeps going, so that one trains while the other compiles.
@@ -107,16 +108,17 @@ class Evidence:
     only: tuple[str, ...]
     known: tuple[Path, ...] = ()
     trusted: bool = False
+    tuned: Path | None = None
 
     @property
     def reference(self) -> Path:
-        """What tuning writes."""
-        return self.runs / f"{self.task}-tune" / "reference.toml"
+        """What tuning writes, or what was tuned before."""
+        return self.tuned or self.runs / f"{self.task}-tune" / "reference.toml"
 
     @property
     def longer(self) -> Path:
         """The same at more steps."""
-        return self.reference.with_name("longer.toml")
+        return self.runs / f"{self.task}-tune" / "longer.toml"
 
     @property
     def figures(self) -> tuple[str, ...]:
@@ -167,6 +169,7 @@ class Evidence:
         values = {"lr": hyper.lr * factor, "weight_decay": hyper.weight_decay * factor, "eps": hyper.eps / factor}
         budget = replace(tuned.budget, steps=tuned.budget.steps * LONGER)
         longer = replace(tuned, budget=budget, hyper=replace(hyper, **values, betas=(first, second)))
+        self.longer.parent.mkdir(parents=True, exist_ok=True)
         write_text(self.longer, reference_toml(longer, [f"{self.reference}, at {LONGER} times the steps"]))
 
     def _settings(self, *changes: str) -> list[str]:
@@ -216,6 +219,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="figures, divided by commas")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change the reference's config")
     parser.add_argument("--runs", type=Path, default=Path("runs/transfer"))
+    parser.add_argument("--reference", type=Path, help="a tuned reference.toml, in place of tuning one")
     parser.add_argument("--known", type=Path, action="append", default=[], help="sweeps to take finished runs from")
     parser.add_argument("--trust-known", action="store_true", help="also those that do not say what their data held")
     parser.add_argument("--jobs", type=int, default=2)
@@ -227,12 +231,16 @@ def main() -> int:
     if unknown:
         parser.error(f"--only {unknown[0]!r}: figures of {given.task} are {', '.join(AXES[given.task])}")
     evidence = Evidence(
-        given.task, given.source, given.runs, given.scale, tuple(given.set), only, tuple(given.known), given.trust_known
-    )
+        given.task, given.source, given.runs, given.scale, tuple(given.set), only, tuple(given.known), given.trust_known,
+        given.reference,
+    )  # fmt: skip
+    if given.reference and not given.reference.is_file():
+        parser.error(f"--reference {given.reference}: no such file; give what `mue tune` wrote, or leave it out")
     if evidence.reference.exists():
         evidence.write_longer()
     if given.list:
-        print("mue", shlex.join(evidence.tuning()))
+        if evidence.tuned is None:
+            print("mue", shlex.join(evidence.tuning()))
         seen: set[str] = set()
         for command in (evidence.command(*entry) for entry in evidence.sweeps()):
             runs, minutes = cost(command, seen)
