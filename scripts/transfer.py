@@ -9,10 +9,11 @@
     python scripts/transfer.py DATA --known docs/results/transfer --reference docs/results/pair/reference.toml
                                                              # go on from packed records, of the same data
 
-First the dense reference is tuned (RUNS/TASK-tune/reference.toml), unless one is given. Then every figure is swept over the learning rate by
-the paper's rules; then, into the same folders, by the other rule sets and over weight decay and init std. What a figure
-has finished, such as the dense reference's runs, the next ones take over. Everything resumes: a second start goes on
-where this one was stopped. ``--jobs 2`` keeps two sweeps going, so that one trains while the other compiles.
+First the dense reference is tuned (RUNS/TASK-tune/reference.toml), unless one is given. Then every figure is swept over
+the learning rate by the paper's rules; then, into the same folders, by the other rule sets and over weight decay and
+init std. What a figure has finished, such as the dense reference's runs, the next ones take over. Everything resumes: a
+second start goes on where this one was stopped. ``--jobs 2`` keeps two sweeps going, so that one trains while the other
+compiles.
 
 Beside figures, ``--only`` takes rows that scan something else: `weight_decay` and `init_std` of diffusion's activated
 experts; `betas_held`, a quarter and a half of the steps with the reference's betas; `softmax`, activated experts by the
@@ -231,8 +232,8 @@ def main() -> int:
     if unknown:
         parser.error(f"--only {unknown[0]!r}: figures of {given.task} are {', '.join(AXES[given.task])}")
     evidence = Evidence(
-        given.task, given.source, given.runs, given.scale, tuple(given.set), only, tuple(given.known), given.trust_known,
-        given.reference,
+        given.task, given.source, given.runs, given.scale, tuple(given.set), only, tuple(given.known),
+        given.trust_known, given.reference,
     )  # fmt: skip
     if given.reference and not given.reference.is_file():
         parser.error(f"--reference {given.reference}: no such file; give what `mue tune` wrote, or leave it out")
