@@ -186,6 +186,19 @@ def test_pair_table_equals_the_records() -> None:
         assert re.search(rf"\| width {row}[^|]*\| {speedup['median']:.2f}x \| {speedup['final']:.2f}x \|", page)
 
 
+def test_the_page_of_pictures_quotes_its_records() -> None:
+    folder = ROOT / "docs/results/pictures"
+    losses, speedup = (
+        json.loads((folder / name).read_text(encoding="utf-8"))
+        for name in ("pictures.json", "images-64e8a/speedup.json")
+    )
+    dense, sparse = (losses[f"images-{name}"]["loss"] for name in ("dense", "64e8a"))
+    page = " ".join((ROOT / "docs/results/pictures.md").read_text(encoding="utf-8").split())
+    assert f"ends {100 * (1 - sparse / dense):.1f} % lower**, {sparse:.4f} against {dense:.4f}." in page
+    assert f"needs {speedup['median']:.2f} times its steps" in page
+    assert f"in the median, and {speedup['final']:.2f} times at the end of the stable phase" in page
+
+
 TRANSFER, ROLES = Path("docs/results/transfer.md"), Path("docs/results/roles.md")
 SMALL_BATCH, LARGER_BATCH = Path("docs/results/small_batch.md"), Path("docs/results/larger_batch.md")
 ROUTERS = Path("docs/results/routers.md")
