@@ -122,6 +122,7 @@ def sweep_command(
     \b
     Examples:
       mue sweep activated --rules complete_mue --rules sp
+      mue sweep shorter --set duration=fixed
       mue sweep roles --target 16e2a --role expert_up --role expert_down
     """
     need_torch("mue sweep")

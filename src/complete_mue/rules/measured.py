@@ -108,7 +108,7 @@ def _fewer_steps(factor: float) -> str:
         return ""
     return (
         "fewer steps than the reference: unless the batch is small, its own lr did better in our sweeps (all lr "
-        f"×{1 / factor:.4g}, the rest as planned: --duration fixed); try both"
+        f"×{1 / factor:.4g}, the rest as planned: --duration fixed, in runs duration=fixed); try both"
     )
 
 
