@@ -120,6 +120,7 @@ def test_layout(root: Path) -> None:
         (("layout", "4e8a", "--width", "8", "--expert-width", "4"), "cannot activate more experts"),
         (("layout", "4e2a", "--width", "8"), "expert_width"),
         (("layout", "4e2a", "--width", "-8", "--expert-width", "4"), "width = -8"),
+        (("layout", "dense", "--width", "-3"), "error: width = -3: give a whole number from 1"),
         (("layout", "4e2a"), "--width"),
         (("layout", "4e2a@8", "--width", "8", "--expert-width", "4"), "every part has its width; leave it out"),
         (("plan", "none.toml", "none.toml"), "none.toml: no such file"),

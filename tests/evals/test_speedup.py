@@ -14,7 +14,9 @@ pytest.importorskip("torch")
 from complete_mue.errors import RunError
 from complete_mue.lab.evals.speedup import compare, to_text
 from complete_mue.lab.recipes import recipe
+from complete_mue.lab.report.speedup import bin_middles, speedup_curves
 from complete_mue.lab.train.config import override
+from complete_mue.lab.train.run_folder import read_metrics
 from in_process import mue
 
 
@@ -46,6 +48,14 @@ def test_a_known_ratio_is_recovered(tmp_path: Path) -> None:
     for name in ("speedup.json", "speedup.svg", "speedup-loss.svg"):
         assert (tmp_path / "out" / name).exists()
         assert str(tmp_path / "out" / name) in done.stdout
+
+
+def test_steps_are_counted_as_in_the_reports_of_sweeps(tmp_path: Path) -> None:
+    """A run's step is a bin of one step: it begins at its number and ends at the next."""
+    runs = write_run(tmp_path / "dense", "dense", 1.0), write_run(tmp_path / "moe", "16e4a", 2.5)
+    losses = [[line["loss"] for line in read_metrics(run)] for run in runs]
+    middles = bin_middles(range(1, 4001))
+    assert compare(*runs).curve == speedup_curves(middles, losses[0], middles, losses[1], (160, 3200))
 
 
 def test_a_slower_run_and_another_batch_in_words(tmp_path: Path) -> None:

@@ -229,3 +229,18 @@ def test_attention_scale(lm_reference: mue.Reference) -> None:
     assert not again.isclose(mue.transfer(again.as_reference(), grown.shape))
     with pytest.raises(mue.MueError, match=r"attention_scale = 0\.1 for heads of unknown size"):
         dataclasses.replace(lm_reference, attention_scale=0.1)
+
+
+@pytest.mark.parametrize("own", [None, 0.1])
+def test_heads_left_open_on_the_way_are_the_references(lm_reference: mue.Reference, own: float | None) -> None:
+    shape = dataclasses.replace(lm_reference.shape, head_dim=64)
+    reference = dataclasses.replace(lm_reference, shape=shape, attention_scale=own)
+    larger = mue.ModelShape(256, 32, mue.FeedForward.dense(256), head_dim=128)
+    counted = dataclasses.replace(larger, head_dim=None).counted(mue.FeedForward.dense(8).parameters(8))
+    between = mue.transfer(reference, counted).as_reference()
+    assert mue.transfer(between, larger).attention_scale == mue.transfer(reference, larger).attention_scale
+    assert mue.transfer(between, between.shape).attention_scale == (own or 1 / 8)
+    assert between.shape.parameters == counted.parameters
+    nowhere = mue.transfer(lm_reference, counted).as_reference()
+    assert nowhere.shape == counted
+    assert mue.transfer(nowhere, larger).attention_scale is None

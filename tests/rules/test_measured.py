@@ -13,7 +13,15 @@ import pytest
 from complete_mue.lab.report import summarize
 from complete_mue.layout import FeedForward
 from complete_mue.rules import CATALOG
-from complete_mue.rules.measured import DRIFT, EXPERT_SIGMA0, MEASURED, SIGMA0
+from complete_mue.rules.measured import (
+    DRIFT,
+    EXPERT_SIGMA0,
+    FIXED_DRIFT,
+    FIXED_HORIZON,
+    FIXED_LAMBDA,
+    MEASURED,
+    SIGMA0,
+)
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
@@ -81,3 +89,23 @@ def test_noise_moved_as_far_as_the_verdict_says() -> None:
     assert all(any(noise == pytest.approx(end) for noise in sigma0) for end in SIGMA0)
     expert = [noise * math.sqrt(run["sparsity"]) for noise, run in zip(sigma0, runs, strict=True)]
     assert all(any(noise == pytest.approx(end) for noise in expert) for end in EXPERT_SIGMA0)
+
+
+def test_a_fixed_duration_was_scanned_as_far_as_the_verdict_says() -> None:
+    """At other steps than the reference's, its lr lay within the values; optima are counted from it."""
+    fewer, more, ratios = [0.0], [0.0], set()
+    for path in RESULTS.glob("transfer/lm-*.jsonl"):
+        summary = summarize(path)
+        for curve in (curve for scan in summary.scans if scan.hyper == "lr" for curve in scan.curves):
+            steps = summary.target(curve.target).steps / summary.target(summary.reference).steps
+            values = [point.value / curve.transferred for point in curve.points]
+            if curve.rules != "complete_mue" or steps == 1 or not values[0] <= steps**0.5 <= values[-1]:
+                continue
+            located = curve.drift is not None and curve.optimum is not None and curve.optimum.open is None
+            ratios.add(steps)
+            if located:
+                (fewer if steps < 1 else more).append(abs((curve.drift or 0) - math.log2(steps) / 2))
+    assert (min(ratios), max(ratios)) == FIXED_HORIZON
+    assert (FIXED_HORIZON.high**-0.5, FIXED_HORIZON.low**-0.5) == FIXED_LAMBDA
+    assert round(max(more), 1) == FIXED_DRIFT
+    assert max(fewer) < DRIFT

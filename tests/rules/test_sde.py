@@ -122,3 +122,23 @@ def test_experts_have_a_measured_range_of_their_own() -> None:
 
 
 SPARSER = ("64e2a", "256e4a", "4096e4a")
+
+
+@pytest.mark.parametrize(
+    ("steps", "verdict"),
+    [
+        (0.25, "near: λ/η ×2, horizon ×0.25; optima measured so far out moved by up to 0.9 octaves"),
+        (4, "near: λ/η ×0.5, horizon ×4; optima measured so far out moved by up to 1.6 octaves"),
+        (
+            0.0625,
+            "beyond: λ/η ×4, horizon ×0.0625; measured only with λ/η ×0.5 to ×2, horizon ×0.25 to ×4: scan lr an "
+            "octave to either side",
+        ),
+    ],
+)
+def test_a_fixed_duration_is_a_value_that_scans_held(steps: float, verdict: str) -> None:
+    """Scans kept the planned weight decay, and so does this plan. Where weight decay is not planned, none was made."""
+    base, rules = reference(), mue.Rules(duration="fixed")
+    budget = mue.Budget(1000, int(10_000 * steps))
+    assert str(mue.transfer(base, base.shape, budget, rules=rules, betas="hold").sde) == verdict
+    assert "horizon kept" in str(mue.transfer(base, base.shape, budget, rules="sp").sde)

@@ -31,8 +31,10 @@ RUNS = {
     "dit dense": ("dit_tiny", *PICTURES),
     "dit moe": ("dit_tiny:8e2a1s", *PICTURES),
 }
-# What replicas may differ in: hyperparameters, seeds, rule sets.
-REPLICAS = [(), ("reference.hyper.lr=2e-3",), ("reference.hyper.weight_decay=0.5", "seed=3"), ("rules=sp",)]
+# What replicas may differ in: hyperparameters, seeds, how they are planned.
+REPLICAS = [
+    (), ("reference.hyper.lr=2e-3", "duration=fixed"), ("reference.hyper.weight_decay=0.5", "seed=3"), ("rules=sp",),
+]  # fmt: skip
 
 
 def config_of(name: str, *more: str) -> RunConfig:

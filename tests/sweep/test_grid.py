@@ -52,8 +52,8 @@ def test_runs_on_record_are_points_of_today() -> None:
         recorded = json.loads(file.readline())["points"]
     points = asked.sweep().points
     assert {point.id for point in points} == {point["id"] for point in recorded}
-    biased = override(points[0].config, "router.logit_bias=true")
-    assert biased.fingerprint != points[0].id
+    for change in ("router.logit_bias=true", "duration=fixed"):
+        assert override(points[0].config, change).fingerprint != points[0].id
 
 
 def test_the_reference_runs_once_whatever_the_rules() -> None:

@@ -208,12 +208,23 @@ def test_learning_rates_follow_plan_and_schedule(tmp_path: Path) -> None:
         ("budget.steps.x=3", "has no keys below"),
         ("budget.batch_tokens=7", "not a whole number of rows"),
         ("precision=int8", "give one of float32, bfloat16"),
+        ("duration=long", "give one of scaled, fixed"),
         ("budget.steps=0", "whole number"),
     ],
 )
 def test_bad_overrides(assignment: str, says: str) -> None:
     with pytest.raises(mue.MueError, match=says):
         override(recipe("lm_tiny"), assignment)
+
+
+def test_lr_without_the_number_of_steps() -> None:
+    """As of `mue plan --duration fixed`: other numbers, so another run; at the default it is the run of before."""
+    config = override(recipe("lm_tiny:16e4a"), "budget.steps=100", "betas=hold")
+    fixed = override(config, "duration=fixed")
+    rules = mue.Rules(config.rules, duration="fixed")
+    assert fixed.plan == mue.transfer(config.reference, config.shape, config.budget, rules=rules, betas="hold")
+    assert fixed.plan.hyper.lr == config.reference.hyper.lr < config.plan.hyper.lr
+    assert fixed.fingerprint != config.fingerprint == override(fixed, "duration=scaled").fingerprint
 
 
 @pytest.mark.parametrize("name", RECIPES)

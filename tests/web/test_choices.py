@@ -216,6 +216,9 @@ def test_roles_and_axes_that_are_not_there() -> None:
     assert "expert_up" not in answer["roles"]
     assert not {*COLUMNS} & {*plot_answer({"axis": "experts"}, plan)}
     assert plot_answer({"role": "norm"}, plan)["init_std"] == ""
-    with pytest.raises(FieldError) as refused:
-        plot_answer({"axis": "depth"}, plan)
-    assert refused.value.field == "axis"
+    for given in ({"axis": "depth"}, {"role": "foo"}, {"role": "foo:dense"}):
+        with pytest.raises(FieldError) as refused:
+            plot_answer(given, plan)
+        assert refused.value.field == next(iter(given))
+    assert all(role in str(refused.value) for role in keys(plan))
+    assert plot_answer({"role": "expert_up:64e8a"}, plan)["role"] in keys(plan)

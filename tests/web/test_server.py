@@ -204,6 +204,7 @@ def test_texts_come_as_files(server: Any, load: ModuleType, name: str) -> None:
         ("text/nothing?", None),
         ("text/megatron?r.width=no&", "r.width"),
         ("plot?axis=depth&", "axis"),
+        ("plot?role=foo&", "role"),
         ("plot?a=1&", None),
     ],
 )

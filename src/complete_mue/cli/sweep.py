@@ -21,10 +21,7 @@ if TYPE_CHECKING:
     from complete_mue.lab.sweep.grid import Sweep
     from complete_mue.lab.sweep.launch import Launch
 
-Task = Annotated[str, typer.Option(help="lm (language) or dit (diffusion).")]
-Scale = Annotated[
-    str, typer.Option(help="tiny (minutes on a CPU), small or medium (one GPU), or paper (the paper's small models).")
-]
+_SCALES = "tiny (minutes on a CPU), small or medium (one GPU), or paper (the paper's small models)."
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change the reference's config, as in `mue train`."),
@@ -70,8 +67,8 @@ def sweep_command(
             "your own (docs/sweep.md).",
         ),
     ],
-    task: Task = "lm",
-    scale: Scale = "tiny",
+    task: Annotated[str | None, typer.Option(help="lm (language) or dit (diffusion). Default: lm.")] = None,
+    scale: Annotated[str | None, typer.Option(help=f"{_SCALES} Default: tiny.")] = None,
     reference: Annotated[Path | None, typer.Option(help="A tuned reference.toml, written by `mue tune`.")] = None,
     rules: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Rule set to use; repeat to compare. Default: ours.")
@@ -122,18 +119,23 @@ def sweep_command(
     \b
     Examples:
       mue sweep activated --rules complete_mue --rules sp
+      mue sweep shorter --set duration=fixed
       mue sweep roles --target 16e2a --role expert_up --role expert_down
     """
     need_torch("mue sweep")
     for name in rules or ():
         Rules(name)
+    if figure.endswith(".toml") and (task, scale) != (None, None):
+        given = f"--scale {scale}" if task is None else f"--task {task}"
+        raise RunError(f"{figure}: {given} is for named figures; the recipe and overrides there say task and size")
     from complete_mue import __version__
     from complete_mue.lab.records import Ledger
     from complete_mue.lab.sweep.request import SweepRequest, refuse_failures
 
     request = SweepRequest(
-        figure, task, scale, reference, rules, hyper, target, role, seeds, _reach(span, octaves), per_octave, overrides
-    )
+        figure, "lm" if task is None else task, "tiny" if scale is None else scale, reference, rules, hyper, target,
+        role, seeds, _reach(span, octaves), per_octave, overrides,
+    )  # fmt: skip
     folder = out or request.folder
     if dry_run:
         _describe(
@@ -153,7 +155,7 @@ def sweep_command(
 @app.command("tune")
 def tune_command(
     task: Annotated[str, typer.Argument(metavar="TASK", help="lm or dit.")] = "lm",
-    scale: Scale = "tiny",
+    scale: Annotated[str, typer.Option(help=_SCALES)] = "tiny",
     hyper: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="What to scan, in order. Default: lr, weight_decay, init_std, lr."),

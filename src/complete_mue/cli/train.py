@@ -47,7 +47,7 @@ def train_command(
 
     \b
     Examples:
-      mue train lm_tiny:16e4a budget.steps=200 betas=hold --out runs/moe
+      mue train lm_tiny:16e4a budget.steps=200 duration=fixed --out runs/moe
       torchrun --nproc-per-node 8 -m complete_mue train lm_large --resume \\
         task.source=DATA expert_parallel=8
     """

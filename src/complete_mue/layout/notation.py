@@ -122,7 +122,9 @@ class FeedForward:
     def within(cls, width: int, notation: str, expert_width: int | None = None) -> FeedForward:
         """What a command means by a layout in a model of ``width``: a bare ``dense`` is as wide as the model; experts
         without a width are an error."""
-        return cls.parse(notation, width if expert_width is None and notation.strip() == "dense" else expert_width)
+        if expert_width is None and notation.strip() == "dense":
+            return cls.dense(count("width", width))
+        return cls.parse(notation, expert_width)
 
     @classmethod
     def _parse_term(cls, notation: str, term: str, expert_width: int | None) -> FeedForward:

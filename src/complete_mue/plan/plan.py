@@ -77,7 +77,8 @@ class Plan:
         return all(row.forward == Multiplier() for row in self.rows)
 
     def as_reference(self) -> Reference:
-        """The target as a reference of its own, each role with its settings: transfers compose through it."""
+        """The target as a reference of its own, each role with its settings: transfers compose through it. Heads whose
+        size the target leaves open are the reference's."""
         tuned = {}
         for row in reversed((*self.unfold().rows, *self.unfold().absent)):
             tuned[row.role] = Tuned(
@@ -89,7 +90,11 @@ class Plan:
                 weight_decay=row.weight_decay,
                 eps=row.eps,
             )
-        return Reference(self.shape, self.budget, self.hyper, tuned=tuned, attention_scale=self.attention_scale)
+        shape, scale, before = self.shape, self.attention_scale, self.reference
+        if scale is None and before.shape.head_dim is not None:  # left open: heads and their factor stay as they were
+            shape = replace(shape, head_dim=before.shape.head_dim).counted(shape.parameters)
+            scale = before.attention_scale
+        return Reference(shape, self.budget, self.hyper, tuned=tuned, attention_scale=scale)
 
     def isclose(self, other: Plan, tolerance: float = 1e-12) -> bool:
         """Same roles and, up to rounding, the same numbers, globally and in every row; head sizes may be left open."""

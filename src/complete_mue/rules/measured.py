@@ -53,10 +53,16 @@ MEASURED = {"complete_mue": _PAPER, "complete_mue_sparse": replace(_PAPER, sourc
 # Octaves: the largest that a scan located, at the reference's steps or more. Fewer steps have advice of their own.
 DRIFT = 0.9
 
-# σ0 = ρ_D^-1/2 moved with batch and steps; of an expert, also with N/a. Nothing else was ever moved.
+# σ0 = ρ_D^-1/2 moved with batch and steps; of an expert, also with N/a. The transfer itself kept the rest.
 SIGMA0 = Range(0.5, 2)
 EXPERT_SIGMA0 = Range(0.5, math.sqrt(32))
 KEPT = _ONE
+
+# Scans moved lr and kept the planned weight decay, so λ/η and the horizon moved together: the reference's lr at a
+# quarter to four times its steps, as ``duration="fixed"`` plans it, is among the values. With more steps optima lay
+# further from it.
+FIXED_LAMBDA, FIXED_HORIZON = Range(0.5, 2), Range(0.25, 4)
+FIXED_DRIFT = 1.6
 
 _RATIOS = {"width": "width", "depth": "depth", "active_width": "active width", "batch": "batch", "steps": "steps"}
 _OWN = {"experts": "experts", "sparsity": "experts per active one"}
@@ -108,7 +114,7 @@ def _fewer_steps(factor: float) -> str:
         return ""
     return (
         "fewer steps than the reference: unless the batch is small, its own lr did better in our sweeps (all lr "
-        f"×{1 / factor:.4g}, the rest as planned: --duration fixed); try both"
+        f"×{1 / factor:.4g}, the rest as planned: --duration fixed, in runs duration=fixed); try both"
     )
 
 

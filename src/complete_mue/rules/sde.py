@@ -19,7 +19,16 @@ from complete_mue.layout.notation import FeedForward
 from complete_mue.layout.numbers import real
 from complete_mue.layout.reference import Hyper, Reference
 from complete_mue.layout.shape import Budget, ModelShape
-from complete_mue.rules.measured import DRIFT, EXPERT_SIGMA0, KEPT, SIGMA0, Range
+from complete_mue.rules.measured import (
+    DRIFT,
+    EXPERT_SIGMA0,
+    FIXED_DRIFT,
+    FIXED_HORIZON,
+    FIXED_LAMBDA,
+    KEPT,
+    SIGMA0,
+    Range,
+)
 
 Grade = Literal["exact", "near", "beyond", "far"]
 _EQUAL = 1e-9
@@ -45,10 +54,12 @@ class Sde:
     @property
     def moved(self) -> dict[str, tuple[float, Range]]:
         """The objects that are not kept: name -> ratio, and the range in which a change of it was measured."""
+        # Weight decay goes with T^-1/2 whatever lr is: so lr was scanned, and so is a fixed duration planned.
+        as_scanned = math.isclose(self.horizon * self.lambda_**2, 1, rel_tol=_EQUAL)
         objects = {
             "σ0": (self.sigma0, SIGMA0),
-            "λ/η": (self.lambda_, KEPT),
-            "horizon": (self.horizon, KEPT),
+            "λ/η": (self.lambda_, FIXED_LAMBDA if as_scanned else KEPT),
+            "horizon": (self.horizon, FIXED_HORIZON if as_scanned else KEPT),
             "σ0 of an expert": (self.expert_sigma0, EXPERT_SIGMA0),
         }
         return {name: found for name, found in objects.items() if not math.isclose(found[0], 1, rel_tol=_EQUAL)}
@@ -68,6 +79,7 @@ class Sde:
     def __str__(self) -> str:
         if not self.moved:
             return "exact: σ0, λ/η and the horizon are those of the reference, for every expert too"
+        drift = FIXED_DRIFT if self.lambda_ < 1 - _EQUAL else DRIFT  # where it is near, only a fixed duration moves λ/η
         ratios = ", ".join(f"{name} ×{ratio:.4g}" for name, (ratio, _) in self.moved.items())
         beyond = ", ".join(
             f"{name} ×{reach.low:.4g} to ×{reach.high:.4g}" if reach != KEPT else f"{name} kept"
@@ -77,7 +89,7 @@ class Sde:
         return (
             f"{self.grade}: {ratios}; "
             + {
-                "near": f"optima measured so far out moved by up to {DRIFT} octaves",
+                "near": f"optima measured so far out moved by up to {drift} octaves",
                 "beyond": f"measured only with {beyond}: scan lr an octave to either side",
                 "far": f"measured only with {beyond}: tune a reference nearer in batch and duration",
             }[self.grade]

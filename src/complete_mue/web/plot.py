@@ -50,7 +50,9 @@ def plot_answer(parameters: Mapping[str, str], plan: Plan) -> dict[str, Any]:
     one_of("axis", axis, AXES, FieldError)
     known = keys(plan)
     role = parameters.get("role") or ""
-    if role not in known:  # a role of the form before: this target has none
+    if role not in known:
+        if role:  # one that this target has not is of the form before: the page goes on with another
+            one_of("role", role.partition(":")[0], [*Role], FieldError)
         role = Role.EXPERT_UP.value if Role.EXPERT_UP.value in known else known[1]
     names = chosen(parameters, plan)
     answer: dict[str, Any] = {"roles": known, "role": role, "axis": axis, "note": AXES[axis][1]}

@@ -74,11 +74,12 @@ def _comparable(reference: RunConfig, target: RunConfig) -> None:
         )
 
 
-def _losses(run: Path) -> tuple[list[float], list[float]]:
+def _losses(run: Path) -> tuple[tuple[float, ...], list[float]]:
+    """Every loss, in the middle of its step, as the reports of sweeps put the mean over a bin in the middle of it."""
     lines = with_loss(read_metrics(run))
     if not lines:
         raise RunError(f"{run}: has no losses in metrics.jsonl; give the directory of a trained run")
-    return [float(line["step"]) for line in lines], [float(line["loss"]) for line in lines]
+    return tuple(line["step"] + 0.5 for line in lines), [float(line["loss"]) for line in lines]
 
 
 def to_dict(found: Comparison) -> dict[str, Any]:

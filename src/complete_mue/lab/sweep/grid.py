@@ -175,7 +175,7 @@ def _pinned_target(target: Target) -> Target:
     return dataclasses.replace(target, config=pinned(target.config))
 
 
-MAY_DIFFER = ("name", "reference", "seed", "rules", "betas")
+MAY_DIFFER = ("name", "reference", "seed", "rules", "betas", "duration")
 
 
 def alike(config: RunConfig) -> dict[str, str]:

@@ -46,11 +46,6 @@ class SweepRequest:
             raise RunError(
                 f"{self.figure}: --hyper, --span, --octaves and --per-octave are for named figures; write [scan] there"
             )
-        if self.from_file and (self.scale != "tiny" or self.task != "lm"):
-            option = f"--scale {self.scale}" if self.task == "lm" else f"--task {self.task}"
-            raise RunError(
-                f"{self.figure}: {option} is for named figures; the recipe and overrides there say task and size"
-            )
         if self.figure != "roles" and (self.targets or self.roles):
             raise RunError(
                 f"{self.figure}: --target and --role are for `mue sweep roles`, which scans one role at a time"

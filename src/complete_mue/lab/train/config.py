@@ -20,7 +20,7 @@ from complete_mue.layout.numbers import count, real
 from complete_mue.layout.reference import reference_from
 from complete_mue.plan.plan import Plan
 from complete_mue.plan.transfer import transfer
-from complete_mue.rules import DEFAULT_RULES
+from complete_mue.rules import DEFAULT_RULES, Rules
 from complete_mue.storage import read_json
 
 
@@ -87,7 +87,8 @@ def _check_data(source: str, epochs: str, data: str) -> None:
 
 
 _CHOICES = {
-    "betas": ("transfer", "hold"), "precision": ("float32", "bfloat16"), "attention": ("auto", "cudnn", "flash"),
+    "betas": ("transfer", "hold"), "duration": ("scaled", "fixed"), "precision": ("float32", "bfloat16"),
+    "attention": ("auto", "cudnn", "flash"),
 }  # fmt: skip
 
 
@@ -102,6 +103,7 @@ class RunConfig:
     budget: Budget
     rules: str = DEFAULT_RULES
     betas: Literal["transfer", "hold"] = "transfer"
+    duration: Literal["scaled", "fixed"] = "scaled"  # whether lr follows the number of steps, as of ``Rules``
     warmup: float = 0.04
     clip: float | None = 1.0
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -150,7 +152,8 @@ class RunConfig:
     @cached_property
     def plan(self) -> Plan:
         """The hyperparameters, from the reference; never typed in."""
-        return transfer(self.reference, self.shape, self.budget, rules=self.rules, betas=self.betas)
+        rules = Rules(self.rules, duration=self.duration)
+        return transfer(self.reference, self.shape, self.budget, rules=rules, betas=self.betas)
 
     @property
     def schedule(self) -> Schedule:
@@ -188,9 +191,14 @@ class RunConfig:
         data = {key: value for key, value in self.to_dict().items() if key not in _NO_NUMBERS}
         held = data["task"].pop("data")
         data["task"]["source"] = held or self.task.source
-        for part, key in (("router", "logit_bias"), ("reference", "attention_scale")):
-            if not data[part][key]:  # records older than this key are of the same run
-                del data[part][key]
+        later = (
+            (data["router"], "logit_bias", False),
+            (data["reference"], "attention_scale", None),
+            (data, "duration", "scaled"),
+        )
+        for part, key, before in later:
+            if part[key] == before:  # records older than this key are of the same run
+                del part[key]
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
