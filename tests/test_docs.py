@@ -202,7 +202,8 @@ def test_the_page_of_pictures_quotes_its_records() -> None:
 TRANSFER, ROLES = Path("docs/results/transfer.md"), Path("docs/results/roles.md")
 SMALL_BATCH, LARGER_BATCH = Path("docs/results/small_batch.md"), Path("docs/results/larger_batch.md")
 ROUTERS = Path("docs/results/routers.md")
-PAGES_OF_RESULTS = [TRANSFER, ROLES, SMALL_BATCH, LARGER_BATCH, ROUTERS]
+STEPS, STEPS_TABLES = Path("docs/results/steps.md"), ("powers", "gains", "plain", "plain_moe", "plain_dit")
+PAGES_OF_RESULTS = [TRANSFER, ROLES, SMALL_BATCH, LARGER_BATCH, ROUTERS, STEPS]
 
 
 def assert_same_page(got: str, want: str) -> None:
@@ -240,8 +241,8 @@ def measured(*pages: Path) -> str:
 
 def quotable(*pages: Path) -> str:
     """What words may quote: generated parts, and tables that tests hold against the records."""
-    tables = ("results/transfer.md", "plain"), ("results/transfer.md", "plain_moe")
-    return measured(*pages) + "".join(f"{row}\n" for found in tables for row in table(*found) if TRANSFER in pages)
+    rows = (row for name in STEPS_TABLES for row in table("results/steps.md", name) if {TRANSFER, STEPS} & {*pages})
+    return measured(*pages) + "".join(f"{row}\n" for row in rows)
 
 
 def assert_quoted(words: str, below: str, least: int) -> None:
@@ -262,7 +263,7 @@ def assert_quoted(words: str, below: str, least: int) -> None:
 def test_the_words_above_a_page_of_results_quote_its_figures(page: Path) -> None:
     """Its own, or those that it is compared with."""
     words = (ROOT / page).read_text(encoding="utf-8").partition(measured(page))[0]
-    assert_quoted(words, quotable(page, *([TRANSFER] if page == ROUTERS else [])), least=7)
+    assert_quoted(words, quotable(page, *([TRANSFER] if page in (ROUTERS, STEPS) else [])), least=7)
 
 
 def better(curve: Curve, value: float) -> str:
@@ -278,15 +279,16 @@ def better(curve: Curve, value: float) -> str:
 @pytest.mark.parametrize(
     ("name", "sweeps"),
     [
-        ("plain", ("duration", "batch_steps", "batch_tokens")),
-        ("plain_moe", ("duration_moe", "batch_tokens_moe")),
+        ("plain", ("lm-duration", "lm-batch_steps", "lm-batch_tokens")),
+        ("plain_moe", ("lm-duration_moe", "lm-batch_steps_moe", "lm-batch_tokens_moe")),
+        ("plain_dit", ("dit-batch_steps", "dit-batch_tokens")),
     ],
 )
 def test_the_tables_of_plain_learning_rates_equal_the_records(name: str, sweeps: tuple[str, ...]) -> None:
     """Optima with the rules' factor for the number of steps put back, and what leaving it out gains."""
     found: dict[tuple[float, int], list[str]] = {}
     for sweep in sweeps:
-        summary = summarize(ROOT / f"docs/results/transfer/lm-{sweep}.jsonl")
+        summary = summarize(ROOT / f"docs/results/transfer/{sweep}.jsonl")
         dense = summary.target("dense")
         for curve in summary.scans[0].curves:
             target = summary.target(curve.target)
@@ -301,7 +303,21 @@ def test_the_tables_of_plain_learning_rates_equal_the_records(name: str, sweeps:
             cells.append(better(curve, curve.transferred / factor) if factor != 1 else "–")
             found.setdefault((target.batch_tokens / dense.batch_tokens, target.steps), cells)
     want = [" ".join([f"x{batch:g}", f"{steps:,}", *cells]) for (batch, steps), cells in sorted(found.items())]
-    assert_same_page("\n".join(map(" ".join, table("results/transfer.md", name))), "\n".join(want))
+    assert_same_page("\n".join(map(" ".join, table("results/steps.md", name))), "\n".join(want))
+
+
+def test_the_tables_of_batch_and_steps_are_what_the_script_computes() -> None:
+    made = runpy.run_path(str(ROOT / "scripts/batch_or_steps.py"))
+    found = [made["cases"](name) for name in made["SETTINGS"]]
+    fits = [[f"{value:+.2f} ± {error:.2f}" for value, error in made["powers"](cases)] for cases in found]
+    assert [row[1:] for row in table("results/steps.md", "powers")] == [
+        [str(len(cases)), *fit] for cases, fit in zip(found, fits, strict=True)
+    ]
+    for cases, row in zip(found, table("results/steps.md", "gains"), strict=True):
+        root, plain = (made["gain"](cases, made["RULES"][name]) for name in ("batch^(1/4)", "unchanged"))
+        cells = [f"{root[0]:+.4f} ± {root[1]:.4f}", f"{root[2]:+.4f}", f"{plain[0]:+.4f} ± {plain[1]:.4f}"]
+        assert row[1:] == cells
+    assert sum(map(len, found)) == 47
 
 
 def test_the_small_models_plain_learning_rates_equal_the_records() -> None:

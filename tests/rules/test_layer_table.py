@@ -128,17 +128,18 @@ def test_other_readings(reference: mue.Reference) -> None:
 
 @pytest.mark.parametrize("name", ["complete_mue", "complete_mue_sparse", "completep", "sp"])
 def test_lr_without_the_number_of_steps(reference: mue.Reference, name: str) -> None:
-    """Every lr is the scaled one over s, all else is as it was; and the same by any route."""
+    """Every lr has the fourth root of the batch in place of s, all else is as it was; and the same by any route."""
     scaled, fixed = mue.Rules(name), mue.Rules(name, duration="fixed")
     for steps in (250, 1000, 4000):
         budget = mue.Budget(2000, steps)
         ours, theirs = (mue.transfer(reference, target(), budget, rules=r) for r in (fixed, scaled))
         s = theirs.hyper.lr / reference.hyper.lr
         assert s == pytest.approx((1000 / steps) ** 0.5 if scaled.scales_schedule else 1)
-        assert ours.hyper.lr == reference.hyper.lr
+        batch = (2000 / reference.budget.batch_tokens) ** 0.25 if scaled.scales_schedule else 1
+        assert ours.hyper.lr == pytest.approx(reference.hyper.lr * batch)
         assert dataclasses.replace(ours.hyper, lr=theirs.hyper.lr) == theirs.hyper
         for row, other in zip(ours.rows, theirs.rows, strict=True):
-            assert row.lr == pytest.approx(other.lr / s)
+            assert row.lr == pytest.approx(other.lr / s * batch)
             assert (row.forward, row.init_std, row.weight_decay, row.eps) == (
                 other.forward, other.init_std, other.weight_decay, other.eps
             )  # fmt: skip

@@ -39,7 +39,7 @@ class Reading(StrEnum):
 
 
 class Duration(StrEnum):
-    """Whether the learning rate follows the number of steps."""
+    """Whether the learning rate follows the number of steps, or the batch."""
 
     scaled = "scaled"
     fixed = "fixed"
@@ -84,7 +84,8 @@ def plan_command(
         Reading, typer.Option(help="fixed: weight decay does not depend on width and depth.")
     ] = Reading.groups,
     duration: Annotated[
-        Duration, typer.Option(help="fixed: lr does not depend on the number of steps. Try it where they are fewer.")
+        Duration,
+        typer.Option(help="fixed: lr goes with the batch, not with the number of steps. Try it where they are fewer."),
     ] = Duration.scaled,
     forward_factor: Annotated[
         float, typer.Option(help="Use the route scale r = a / sqrt(F), with F from `mue check`.")

@@ -23,9 +23,7 @@ _TITLES = {
     "eps": "AdamW eps",
 }
 
-_AS_TRIED = Reason(
-    "wd moves with the number of steps although lr does not: so it was tried", "docs/results/transfer.md"
-)
+_AS_TRIED = Reason("wd moves with the number of steps although lr does not: so it was tried", "docs/results/steps.md")
 
 
 def explain(plan: Plan, row: Row) -> str:

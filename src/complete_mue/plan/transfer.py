@@ -13,7 +13,7 @@ from complete_mue.layout.tensors import FEED_FORWARD_ROLES, Role, block_roles
 from complete_mue.plan.fold import because
 from complete_mue.plan.plan import Betas, Plan
 from complete_mue.plan.row import Factors, Multiplier, Row
-from complete_mue.rules.batch_duration import transfer_beta
+from complete_mue.rules.batch_duration import BATCH_LR, transfer_beta
 from complete_mue.rules.catalog import DEFAULT_RULES, Rules
 from complete_mue.rules.layer_table import COLUMNS
 from complete_mue.rules.ratios import Ratios, fan_in, symbols
@@ -93,7 +93,7 @@ def _global(hyper: Hyper, ratios: Ratios, rules: Rules, betas: Betas) -> Hyper:
     if not rules.scales_schedule:
         return hyper
     s = ratios.schedule
-    lr = hyper.lr if rules.duration == "fixed" else hyper.lr * s
+    lr = hyper.lr * (ratios.batch ** float(BATCH_LR) if rules.duration == "fixed" else s)
     scaled = replace(hyper, lr=lr, weight_decay=hyper.weight_decay * s, eps=hyper.eps / s)
     if betas == "hold":
         return scaled

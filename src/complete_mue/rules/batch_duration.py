@@ -2,14 +2,18 @@
 
     lr, wd x s      eps x 1/s      (1 - beta) x rho_B / rho_D        with  s = sqrt(rho_B / rho_D)
 
-Since D = B T, rho_B / rho_D = T* / T: the whole rule depends on the number of steps alone.
+Since D = B T, rho_B / rho_D = T* / T: the whole rule depends on the number of steps alone. Beyond the paper, lr may go
+with rho_B^(1/4) in place of s: the power that fits the optima of our sweeps (docs/results/steps.md).
 """
 
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 from complete_mue.errors import TransferError
+
+BATCH_LR = Fraction(1, 4)
 
 
 def schedule_factor(steps_ratio: float) -> float:

@@ -142,9 +142,9 @@ class Rules:
     """A rule set by name, and the few readings on which people differ.
 
     ``eps="fixed"`` and ``weight_decay="fixed"`` leave width and depth out of those columns: the other reading of the
-    paper's depth row. ``duration="fixed"`` leaves the number of steps out of lr: for fewer steps than the reference's,
-    our sweeps prefer that (docs/results/transfer.md). ``forward_factor`` is a measured F, as `mue check` prints it; r
-    becomes a / sqrt(F).
+    paper's depth row. ``duration="fixed"`` leaves the number of steps out of lr, which then goes with the fourth root
+    of the batch: our sweeps end lower so (docs/results/steps.md). ``forward_factor`` is a measured F, as `mue check`
+    prints it; r becomes a / sqrt(F).
     """
 
     name: str = DEFAULT_RULES

@@ -1,6 +1,7 @@
 """The layer table: role x ratios -> factors (Table mue-rules, with CompleteP's parameter groups).
 
-Each cell is a monomial in the ratios: d, L, H, f (the tensor's own fan-in), a (activated experts), S (experts per active one) and s (schedule).
+Each cell is a monomial in the ratios: d, L, H, f (the tensor's own fan-in), a (activated experts), S (experts per
+active one), s (schedule) and B (batch).
 ``output``, ``route`` and ``residual`` multiply in the forward pass; the other cells are factors on the tuned value.
 Norm gains and biases have no init std and are not decayed.
 """
@@ -12,6 +13,7 @@ from dataclasses import dataclass, fields, replace
 
 from complete_mue.errors import TransferError
 from complete_mue.layout.tensors import Role
+from complete_mue.rules.batch_duration import BATCH_LR
 from complete_mue.rules.monomial import ONE, Monomial
 from complete_mue.rules.sparse import EXPERT_UP_LR
 
@@ -70,15 +72,15 @@ COMPLETE_MUE = table({
 
 def with_fixed(rules: RuleTable, *, eps: bool = False, weight_decay: bool = False, duration: bool = False) -> RuleTable:
     """The other reading of the depth row: eps and/or weight decay follow the schedule alone, not width or depth. And
-    lr without the schedule."""
+    lr by the batch alone, not by the number of steps."""
     fixed = {}
     for role, rule in rules.items():
         if eps:
             rule = replace(rule, eps=rule.eps.without("d", "L", "f"))
         if weight_decay:
             rule = replace(rule, weight_decay=rule.weight_decay.without("d", "L", "f"))
-        if duration:
-            rule = replace(rule, lr=rule.lr.without("s"))
+        if duration and "s" in dict(rule.lr.powers):
+            rule = replace(rule, lr=rule.lr.without("s") * Monomial.parse(f"B^{BATCH_LR}"))
         fixed[role] = rule
     return fixed
 
@@ -105,6 +107,7 @@ REASONS: dict[tuple[str, str], Reason] = {
     ("lr", "f"): Reason("an AdamW step of size lr moves the output by lr times the tensor's own fan-in", "width muP"),
     ("lr", "S"): Reason("few of the tokens reach a sparse expert, and those are alike: its up projection wants a smaller lr", f"beyond the paper: exponent {EXPERT_UP_LR}"),
     ("lr", "s"): Reason("T steps of size lr keep the horizon T·lr² when lr goes with sqrt(T*/T)", "global AdamW rule (Tab. optimizer-rules)"),
+    ("lr", "B"): Reason("optima of short and long runs went with the batch, hardly with the number of steps", f"beyond the paper: exponent {BATCH_LR}"),
     ("weight_decay", "d"): Reason("lr fell by ρ_d; weight decay rises by it so that lr·wd, the shrinkage per step, stays", "CompleteP parameter groups"),
     ("weight_decay", "f"): Reason("weight decay rises as lr falls so that lr·wd, the shrinkage per step, stays", "width muP, decoupled decay"),
     ("weight_decay", "s"): Reason("wd moves with lr so that wd/lr, the normalized decay, stays", "global AdamW rule (Tab. optimizer-rules)"),
@@ -117,7 +120,7 @@ REASONS: dict[tuple[str, str], Reason] = {
 # Where the paper's rules have a positive power; everywhere else it is negative.
 _RISING = {
     ("route_scale", "a"), ("init_std", "H"), ("weight_decay", "d"), ("weight_decay", "f"), ("lr", "s"),
-    ("weight_decay", "s"),
+    ("weight_decay", "s"), ("lr", "B"),
 }  # fmt: skip
 
 

@@ -21,8 +21,9 @@ SYMBOLS = {
     "S": "ρ_S",  # sparsity: experts per active one, N / a
     "F": "F",  # forward-variance factor of the router
     "s": "s",  # schedule factor sqrt(ρ_B / ρ_D)
+    "B": "ρ_B",  # tokens per step
 }
-_FACTOR = re.compile(r"([dLHfaSFs])(?:\^(-?\d+(?:/[1-9]\d*)?))?")
+_FACTOR = re.compile(r"([dLHfaSFsB])(?:\^(-?\d+(?:/[1-9]\d*)?))?")
 
 
 @dataclass(frozen=True)

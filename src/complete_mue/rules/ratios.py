@@ -82,4 +82,5 @@ def symbols(
         "a": block.route_scale / reference.shape.main.route_scale,
         "S": sparsity_ratio(reference, block),
         "s": ratios.schedule,
+        "B": ratios.batch,
     }
