@@ -109,6 +109,7 @@ def test_layout(root: Path) -> None:
     text = run(*arguments, cwd=root).stdout
     assert "active width H = 4608" in text
     assert "route scale r = 8" in text
+    assert "attention counts as 5 d x d matrices" in text
     assert json.loads(run("layout", "dense", "--width", "64", "--json", cwd=root).stdout)["multiplier"] == 1
 
 

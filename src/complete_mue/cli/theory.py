@@ -16,6 +16,7 @@ from complete_mue.errors import FileError, NotationError, TransferError
 from complete_mue.export import EXPORTS
 from complete_mue.export import export as export_plan
 from complete_mue.layout import FeedForward, ModelShape, read_reference
+from complete_mue.layout.shape import ATTENTION_MATRICES
 from complete_mue.plan import Plan, transfer
 from complete_mue.rules import CATALOG, DEFAULT_RULES, Rules
 from complete_mue.rules.sde import LoadSde
@@ -103,7 +104,8 @@ def plan_command(
 ) -> None:
     """Compute a target's hyperparameters from a tuned reference.
 
-    Prints learning rate, weight decay, init, eps and multiplier for each kind of tensor.
+    Prints learning rate, weight decay, init, eps and multiplier for each kind of tensor. The weights of a TOML file are
+    counted with gated attention and as many keys as queries, those of most config.json files as they are.
 
     \b
     Examples:
@@ -217,5 +219,6 @@ def layout_command(
     print(f"  multiplier A = d/H = {width / block.active_width:.6g}   (against a reference of unit expansion)")
     print(f"  route scale r = {block.route_scale}")
     print(f"  parameters {parameters.active:,} active, {parameters.total:,} total, without embeddings")
+    print(f"    attention counts as {ATTENTION_MATRICES} d x d matrices a layer: gated, with as many keys as queries")
     for note in shape.notes:
         print(f"  note: {note}")
