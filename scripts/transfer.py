@@ -58,7 +58,7 @@ AXES = {
     "lm": (*FIRST, *(name for name in FIGURES if name not in (*FIRST, *LAST, *APART.values())), *LAST, *APART),
     "dit": (
         "activated", "capacity", "width", "granularity", "shared", "grouped", "weight_decay", "init_std",
-        "ffn_width_moe", "batch_steps", "batch_tokens", "depth",
+        "ffn_width_moe", "batch_steps", "batch_tokens", "batch_and_steps", "depth",
     ),
 }  # fmt: skip
 COMPARED = ("activated", "ffn_width", "width")  # also by the other rule sets
@@ -80,6 +80,7 @@ GRIDS = {
     "batch_steps_moe": LOWER,
     "batch_tokens_moe": LOWER,
     "betas_held": LOWER,
+    "batch_and_steps": ("--octaves=-2.5:1", "--per-octave", "2"),  # the paper's value and the batch's, and beyond
 }
 OWN = {
     # Scores of 64 experts that add up to one are small, and so must be the steps of the bias that balances them.

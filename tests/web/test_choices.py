@@ -83,7 +83,9 @@ def test_the_other_rule_sets_read_the_duration_as_the_plan_does() -> None:
         {**LM, "t.steps": "10000", "betas": "hold", "duration": "fixed", "compare": "complete_mue_sparse"}
     )
     row = next(row for row in found["compare"]["multiplier"] if row["role"] == "embedding")
-    assert row["values"]["lr"] == [found["plan"]["reference"]["hyper"]["lr"]] * 2
+    reference = found["plan"]["reference"]
+    batch = found["plan"]["target"]["budget"]["batch_tokens"] / reference["budget"]["batch_tokens"]
+    assert row["values"]["lr"] == pytest.approx([reference["hyper"]["lr"] * batch**0.25] * 2)
 
 
 def test_a_plan_alone_differs_from_nothing() -> None:

@@ -180,6 +180,17 @@ def _shorter(base: Model, tiny: bool) -> list[Model]:
     return [*few, *_each_an_moe(few, tiny)]
 
 
+@register("batch_and_steps", "Batch and steps together, dense and MoE", "batch ratio")
+def _batch_and_steps(base: Model, tiny: bool) -> list[Model]:
+    """Away from the two axes and from equal tokens: does the optimum go with the batch or with the steps?"""
+    budgets = ((2.0, 0.5),) if tiny else ((0.25, 0.25), (0.5, 0.25), (0.5, 0.5), (2.0, 0.25))
+    both = [
+        replace(_batch(base, batch, round(steps * base.budget.steps)), name=f"batch x{batch:g}, steps x{steps:g}")
+        for batch, steps in budgets
+    ]
+    return [*both, *_each_an_moe(both, tiny)]
+
+
 def _each_an_moe(models: list[Model], tiny: bool) -> list[Model]:
     return [_moe(model, tiny, model.name, model.x or 1.0) for model in models]
 
