@@ -360,6 +360,30 @@ def test_update_effects_are_measured_in_training(tmp_path: Path) -> None:
         assert next(line for line in found if line["role"] == role)["change"] > 0
 
 
+def test_the_noise_scale_is_found_in_gradients_of_known_noise() -> None:
+    """400 gradients of 8 tokens around G, a token's noise of variance S: S / G^2 tokens, each weight by itself."""
+    torch = pytest.importorskip("torch")
+    made = runpy.run_path(str(ROOT / "scripts/noise_scale.py"))["noise_scale"]
+    draws = torch.Generator().manual_seed(0)
+    mean, noise = torch.full((50_000,), 0.5), torch.tensor([1.0, 3.0]).repeat(25_000)
+    seen = [mean + noise * torch.randn(50_000, generator=draws) / 8**0.5 for _ in range(400)]
+    sums, squares = [sum(seen)], [sum(grad.square() for grad in seen)]
+    plain, adamw = (made(sums, squares, 400, 8, as_adamw=flag) for flag in (False, True))
+    weights = [1 / (0.25 + variance / 8) for variance in (1, 9)]
+    assert plain == pytest.approx(5 / 0.25, rel=0.01)  # S is 5 on average
+    assert adamw == pytest.approx((weights[0] + 9 * weights[1]) / (0.25 * sum(weights)), rel=0.01)
+
+
+@pytest.mark.slow
+def test_noise_scales_are_measured_in_training(tmp_path: Path) -> None:
+    few = ["--scale", "tiny", "--seeds", "1", "--at", "2", "4", "--batches", "2", "--out", tmp_path]
+    done = script(ROOT / "scripts/noise_scale.py", "stdlib", *few)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "noise.json").read_text(encoding="utf-8"))["seeds"][0]
+    assert [line["step"] for line in found] == [2, 4]
+    assert all(line["plain"] > 0 and line["as AdamW"] > 0 for line in found)
+
+
 @pytest.mark.parametrize(("page", "least"), [("README.md", 2), ("docs/results/index.md", 25)])
 def test_other_pages_quote_the_pages_of_results(page: str, least: int) -> None:
     assert_quoted((ROOT / page).read_text(encoding="utf-8"), quotable(*PAGES_OF_RESULTS), least)

@@ -48,6 +48,19 @@ def test_every_sweep_is_one_that_the_command_line_takes(task: str, tmp_path: Pat
         assert result.exit_code == 0, result.output
 
 
+def test_a_tuned_reference_is_not_tuned_again(tmp_path: Path) -> None:
+    results, runs = SCRIPT.parents[1] / "docs/results", tmp_path / "runs"
+    given = ("--reference", str(results / "dit-reference.toml"))
+    listed = transfer("scenes", "--task", "dit", *given, "--only", "batch_steps", "--list", "--runs", str(runs))
+    assert listed.returncode == 0, listed.stderr
+    (command,) = (shlex.split(line) for line in listed.stdout.splitlines() if line.startswith("mue "))
+    assert command[command.index("--reference") + 1] == given[1]
+    assert "tune" not in command
+    missing = transfer("scenes", "--task", "dit", "--reference", str(tmp_path / "none.toml"), "--list")
+    assert missing.returncode == 2
+    assert "no such file; give what `mue tune` wrote" in missing.stderr
+
+
 def test_an_unknown_figure_is_named() -> None:
     found = transfer("scenes", "--task", "dit", "--only", "duration", "--list")
     assert found.returncode == 2
