@@ -34,7 +34,7 @@ from complete_mue.storage import inner_folder, remove_parts, write_text
 from complete_mue.tabular import escaped
 
 END = "<!-- end -->"
-_FIRST_STEPS = "activated"  # the axis along which the paper shows the first steps
+_FIRST_STEPS = ("activated", "ffn_width", "ffn_width_moe")  # axes along which the paper shows the first steps
 _COLUMNS = 2
 
 
@@ -117,10 +117,10 @@ def with_generated(text: str, page: Path, inner: str) -> str:
 
 
 def shown(summary: Summary) -> tuple[Picture, ...]:
-    """The pictures worth a place on the page: scans, loss against size with the speedup, one axis' first steps."""
+    """The pictures worth a place on the page: scans, loss against size with the speedup, some axes' first steps."""
     keys = {scan.hyper for scan in summary.scans} | {"scaling", "roles", "power"}
     keys |= {"speedup"} if summary.scaling and len({run.rules for run in summary.runs}) == 1 else set()
-    keys |= {"first-steps"} if summary.name == _FIRST_STEPS else set()
+    keys |= {"first-steps"} if summary.name in _FIRST_STEPS else set()
     return tuple(picture for picture in pictures(summary) if picture.key in keys)
 
 
