@@ -2,10 +2,11 @@
 
     python scripts/batch_or_steps.py                       # the tables of docs/results/steps.md
 
-For every setting: the powers p and q of lr = batch^p steps^q that fit its optima, as plain learning rates; then how
-much lower runs end by other rules than by the paper's, (steps* / steps)^(1/2), averaged over the setting's budgets. All
-start from the setting's own optimum at the reference's budget. A loss between two values of the grid is read off the
-parabola through the nearest three, seed by seed.
+For every setting: the powers p and q of lr = batch^p steps^q that fit the optima, as AdamW gets them, with one q for
+fewer steps than the reference's and one for more. Then how much lower runs end by other rules than by the paper's,
+(steps* / steps)^(1/2): for budgets with fewer, as many and more steps, and over all. Rules start from the setting's own
+optimum at the reference's budget. Nothing is trained: a loss between two values of the grid is read off the parabola
+through the nearest three, seed by seed.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ SETTINGS = {
     "small batch": ("small_batch/lm-duration", "small_batch/lm-batch_steps", "small_batch/lm-batch_tokens"),
     "larger batch": ("larger_batch/lm-duration", "larger_batch/lm-batch_steps"),
 }
+_SCATTER = 0.15  # octaves: what powers leave, beyond the optima's own errors
 RULES: dict[str, Callable[[float, float], float]] = {  # of the ratios of batch and steps
     "paper": lambda batch, steps: steps**-0.5,
     "unchanged": lambda batch, steps: 1.0,
@@ -63,31 +65,34 @@ def cases(name: str) -> list[Case]:
 
 
 def powers(found: list[Case]) -> list[tuple[float, float]]:
-    """p and q with their errors, by least squares of log2 of the optima that are known."""
+    """p, and q for fewer and for more steps, with their errors: least squares of log2 of the optima that are known."""
     known = [case for case in found if case.curve.optimum is not None and not case.curve.optimum.open]
-    errors = np.array([case.curve.optimum_error or math.nan for case in known])
-    terms = np.array([[1.0, math.log2(case.batch), math.log2(case.steps)] for case in known]) / errors[:, None]
+    errors = np.array([math.hypot(case.curve.optimum_error or math.nan, _SCATTER) for case in known])
+    logs = [(math.log2(case.batch), math.log2(case.steps)) for case in known]
+    terms = np.array([[1.0, batch, min(steps, 0.0), max(steps, 0.0)] for batch, steps in logs]) / errors[:, None]
     plain = [math.log2(case.curve.optimum.value) - math.log2(case.steps) / 2 for case in known if case.curve.optimum]
     inverse = np.linalg.inv(terms.T @ terms)
     fitted = inverse @ terms.T @ (np.array(plain) / errors)
-    misfit = terms @ fitted - np.array(plain) / errors
-    scale = max(1.0, float(misfit @ misfit) / (len(known) - 3)) ** 0.5  # where two powers do not fit, errors grow
-    return [(float(fitted[k]), scale * float(inverse[k, k]) ** 0.5) for k in (1, 2)]
+    return [(float(fitted[k]), float(inverse[k, k]) ** 0.5) for k in (1, 2, 3)]
 
 
-def gain(found: list[Case], rule: Callable[[float, float], float]) -> tuple[float, float, float]:
-    """By how much a rule ends lower than the paper's: the mean over budgets, its error over seeds; the worst budget."""
-    by_seed: dict[int, list[float]] = {}
-    worst, tuned = math.inf, found[0].curve.optimum
+def gains(found: list[Case], rule: Callable[[float, float], float]) -> list[tuple[Case, dict[int, float]]]:
+    """By how much a rule ends lower than the paper's, budget by budget and seed by seed."""
+    tuned = found[0].curve.optimum
     assert tuned is not None
-    for case in found[1:]:
-        value = tuned.value * rule(case.batch, case.steps) * case.steps**0.5  # grids are scanned in the paper's units
-        gains = dict(_gains(case.curve, tuned.value, value))
-        worst = min(worst, statistics.fmean(gains.values()))
-        for seed, lower in gains.items():
-            by_seed.setdefault(seed, []).append(lower)
-    means = [statistics.fmean(lower) for lower in by_seed.values()]
-    return statistics.fmean(means), statistics.stdev(means) / math.sqrt(len(means)), worst
+    return [
+        (case, dict(_gains(case.curve, tuned.value, tuned.value * rule(case.batch, case.steps) * case.steps**0.5)))
+        for case in found[1:]  # grids are scanned in the paper's units
+    ]
+
+
+def mean(lower: list[tuple[Case, dict[int, float]]]) -> tuple[float, float]:
+    """Over budgets, and its error: over seeds and over budgets, as if each were drawn from many."""
+    budgets = [statistics.fmean(by_seed.values()) for _, by_seed in lower]
+    seeds = sorted({seed for _, by_seed in lower for seed in by_seed})
+    levels = [statistics.fmean(by_seed[seed] for _, by_seed in lower if seed in by_seed) for seed in seeds]
+    parts = [statistics.stdev(part) / math.sqrt(len(part)) if part[1:] else 0.0 for part in (budgets, levels)]
+    return statistics.fmean(budgets), math.hypot(*parts)
 
 
 def _gains(curve: Curve, paper: float, value: float) -> Iterator[tuple[int, float]]:
@@ -104,18 +109,26 @@ def _read(runs: list[tuple[float, float]], value: float) -> float:
     return sum(y * math.prod((x - b) / (a - b) for b, _ in near if b != a) for a, y in near)
 
 
+def by_steps(lower: list[tuple[Case, dict[int, float]]]) -> list[tuple[float, float] | None]:
+    """The mean at fewer, as many and more steps than the reference's, and over all; None where there are no budgets."""
+    signs = [[entry for entry in lower if (entry[0].steps > 1) - (entry[0].steps < 1) == sign] for sign in (-1, 0, 1)]
+    return [mean(part) if part else None for part in (*signs, lower)]
+
+
 def main() -> int:
     """Print both tables."""
-    print(f"{'':13} {'budgets':>7} {'batch^p':>14} {'steps^q':>14}")
+    print(f"{'':13} {'budgets':>7} {'batch^p':>16} {'steps^q, fewer':>16} {'steps^q, more':>16}")
     for name in SETTINGS:
-        p, q = powers(cases(name))
-        print(f"{name:13} {len(cases(name)):7} {f'{p[0]:+.2f} ± {p[1]:.2f}':>14} {f'{q[0]:+.2f} ± {q[1]:.2f}':>14}")
-    others = {name: rule for name, rule in RULES.items() if name != "paper"}
-    print("\nends lower than by the paper's rule by" + "".join(f"{name:>28}" for name in others))
-    for name in SETTINGS:
-        found = [gain(cases(name), rule) for rule in others.values()]
-        cells = (f"{mean:+.4f} ± {error:.4f} (≥ {worst:+.4f})" for mean, error, worst in found)
-        print(f"{name:38}" + "".join(f"{cell:>28}" for cell in cells))
+        cells = [f"{value:+.2f} ± {error:.2f}" for value, error in powers(cases(name))]
+        print(f"{name:13} {len(cases(name)):7} " + " ".join(f"{cell:>16}" for cell in cells))
+    for rule in list(RULES)[1:]:
+        print(f"\n{rule} ends lower than the paper's rule by")
+        print(f"{'':13} {'fewer steps':>18} {'as many':>18} {'more steps':>18} {'all':>18} {'worst':>8}")
+        for name in SETTINGS:
+            lower = gains(cases(name), RULES[rule])
+            cells = [f"{found[0]:+.4f} ± {found[1]:.4f}" if found else "–" for found in by_steps(lower)]
+            worst = min(statistics.fmean(by_seed.values()) for _, by_seed in lower)
+            print(f"{name:13} " + " ".join(f"{cell:>18}" for cell in cells) + f" {worst:>+8.4f}")
     return 0
 
 
