@@ -113,7 +113,8 @@ def summarize(folder: str | Path) -> Summary:
     """Read a sweep's folder and compute its optima, drifts, regrets, speedups and verdict."""
     sweep = read_sweep(folder)
     unit = UNITS[sweep.plan.task]
-    scaling = _single_valued(sweep)
+    values = {(point.hyper, point.rules, point.target, point.value) for point in sweep.plan.points}
+    scaling = len(values) == len({of_curve[:3] for of_curve in values})
     scans = () if scaling else _scans(sweep)
     runs = _transferred_runs(sweep, scaling)
     actives = {target.active for target in sweep.plan.targets}
@@ -158,11 +159,6 @@ def _powers(sweep: StoredSweep, scans: Sequence[Scan]) -> tuple[Power, ...]:
         for rules in dict.fromkeys(curve.rules for curve in scan.curves)
     ]
     return tuple(power for group in groups if (power := power_of(group, sparsity)) is not None)
-
-
-def _single_valued(sweep: StoredSweep) -> bool:
-    values = {(point.hyper, point.rules, point.target, point.value) for point in sweep.plan.points}
-    return len(values) == len({of_curve[:3] for of_curve in values})
 
 
 def _progress(sweep: StoredSweep) -> Progress:
