@@ -126,10 +126,7 @@ def _check_kept(model: nn.Module, family: Family) -> None:
     """A field of the config that modules have a copy of: both must say the same."""
     config = getattr(model, "config", None)
     names = [field_of(given) for given in family.native.values() if isinstance(given, str)]
-    if isinstance(family.normalized, str):
-        names.append(family.normalized)
-    if isinstance(family.active, str):
-        names.append(family.active)
+    names += [field for field in (family.normalized, family.active) if isinstance(field, str)]
     for name in dict.fromkeys(names):
         said = getattr(config, name, None)
         if not isinstance(said, bool | int | float):

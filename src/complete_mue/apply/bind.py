@@ -319,9 +319,7 @@ def _state_of(model: nn.Module, specs: tuple[TensorSpec, ...]) -> tuple[dict[tup
 
 
 def _check_routing(model: nn.Module, family: Family | None, seen: Seen) -> None:
-    if family is None or not seen.routing:
-        return
-    if all(
+    if family is None or all(
         one.normalized if one.normalized is not None else says_normalized(model, family) or is_normalizing(model)
         for one in seen.routing.values()
     ):

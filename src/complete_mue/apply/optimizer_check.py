@@ -148,34 +148,31 @@ def _clipping(setup: Setup, binding: Binding) -> Iterator[Finding]:
             return
 
 
-def _clipped(setup: Setup, binding: Binding, huge: list[Bound], norm: float = 1e6) -> dict[str, float]:
-    """What is left of gradients of norm 1, 2, 3, … times ``norm`` in the multiplier form, over 1, 2, 3, …, by name.
+def _clipped(setup: Setup, binding: Binding, huge: list[Bound]) -> dict[str, float]:
+    """What is left of gradients of norm 1, 2, 3, … million in the multiplier form, over 1, 2, 3, …, by name.
 
     All other gradients are zero.
     """
     for b in binding:
         b.parameter.grad = torch.zeros_like(b.parameter)
-    norms = {b.name: norm * (1 + place) for place, b in enumerate(huge)}
-    for b in huge:
-        b.parameter.grad = torch.full_like(b.parameter, norms[b.name] / b.folded / math.sqrt(b.parameter.numel()))
+    for place, b in enumerate(huge, start=1):
+        b.parameter.grad = torch.full_like(b.parameter, 1e6 * place / b.folded / math.sqrt(b.parameter.numel()))
     clip(setup)
     left = {
-        b.name: float((b.parameter.grad * b.folded).double().norm()) / (norms[b.name] / norm)
-        for b in huge
+        b.name: float((b.parameter.grad * b.folded).double().norm()) / place
+        for place, b in enumerate(huge, start=1)
         if b.parameter.grad is not None
     }
     setup.optimizer.zero_grad()
     return left
 
 
-def _scheduler(setup: Setup) -> list[Finding]:
-    if setup.scheduler is None:
-        return []
+def _scheduler(setup: Setup) -> Iterator[Finding]:
     try:
-        check_scheduler(setup.scheduler)
+        if setup.scheduler is not None:
+            check_scheduler(setup.scheduler)
     except RunError as problem:
-        return [Finding("scheduler", type(setup.scheduler).__name__, str(problem))]
-    return []
+        yield Finding("scheduler", type(setup.scheduler).__name__, str(problem))
 
 
 def _betas(setup: Setup, binding: Binding, plan: Plan) -> list[Finding]:

@@ -21,7 +21,6 @@ from complete_mue.apply.one_forward import (
     NoForwardError,
     cannot_run,
     in_float32,
-    logits_of,
     routed_layers,
     run,
     some_tokens,
@@ -75,7 +74,7 @@ def _look(model: nn.Module, specs: Sequence[TensorSpec], fields: Mapping[int, Ro
     tokens = some_tokens(parameters, specs)
     try:
         with capture, torch.no_grad():
-            logits = logits_of(run(model, tokens))
+            logits = run(model, tokens)
     except Exception as error:  # whatever a model of any kind raises on plain tokens
         raise NoForwardError(f"{type(error).__name__}: {error}") from error
     routing = {layer: routing_of(capture, layer, fields[layer]) for layer in fields}
