@@ -196,7 +196,7 @@ def bench_attention_command() -> None:
     import torch
 
     from complete_mue.lab.bench.attention import TOKENS, WIDTH, run
-    from complete_mue.lab.bench.machine import machine
+    from complete_mue.lab.bench.profiler import machine
     from complete_mue.lab.sweep.gpu_turn import alone
 
     rows, where = run(), ", ".join(machine(torch.device("cuda")).values())

@@ -22,8 +22,7 @@ import torch.nn.functional as F
 from rich.table import Table
 
 from complete_mue.errors import RunError
-from complete_mue.lab.bench.machine import machine
-from complete_mue.lab.bench.profiler import STEPS, kernel_times
+from complete_mue.lab.bench.profiler import STEPS, kernel_times, machine
 from complete_mue.lab.recipes import recipe as named
 from complete_mue.lab.report.tables import number
 from complete_mue.lab.train.config import RunConfig, override
