@@ -26,7 +26,7 @@ from complete_mue.errors import RunError
 from complete_mue.lab.models import DiffusionTransformer, LanguageModel
 from complete_mue.lab.models.residual_layer import LayerOptions
 from complete_mue.lab.nn.router import Routing
-from complete_mue.lab.sweep.adamw import ReplicaAdamW, ReplicaSettings
+from complete_mue.lab.sweep.adamw import ReplicaAdamW
 from complete_mue.lab.sweep.gpu_turn import NO_TURN, Turn
 from complete_mue.lab.sweep.grid import MAY_DIFFER, alike
 from complete_mue.lab.train.config import RunConfig
@@ -162,19 +162,15 @@ def _prepare(model: nn.Module, configs: Sequence[RunConfig]) -> ReplicaAdamW:
     for name, parameter in parameters.items():
         _draw(parameter, [bound[name] for bound in bindings], [config.seed for config in configs])
 
-    def vector(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float64, device=device)
+    def by_replica(values: list[tuple[float, ...]]) -> Tensor:
+        """[K, settings] -> [settings, K]."""
+        return torch.tensor(values, dtype=torch.float64, device=device).T.contiguous()
 
-    def collect(rows: list[Bound]) -> ReplicaSettings:
-        return ReplicaSettings(
-            vector([b.row.lr for b in rows]),
-            vector([b.row.weight_decay for b in rows]),
-            vector([b.row.eps for b in rows]),
-            vector([b.folded for b in rows]),
-        )
+    def numbers(bound: Bound) -> tuple[float, ...]:
+        return bound.row.lr, bound.row.weight_decay, bound.row.eps, bound.folded
 
-    settings = {name: collect([bound[name] for bound in bindings]) for name in parameters}
-    betas = torch.stack([vector([config.plan.hyper.betas[i] for config in configs]) for i in range(2)])
+    settings = {name: by_replica([numbers(bound[name]) for bound in bindings]) for name in parameters}
+    betas = by_replica([config.plan.hyper.betas for config in configs])
     compiled = configs[0].compile and device.type == "cuda"
     return ReplicaAdamW(parameters, settings, betas, max_norm=configs[0].clip, compiled=compiled)
 
