@@ -34,7 +34,6 @@ from complete_mue.lab.train.cuda_graph import WARM_UP, Recorded
 from complete_mue.lab.train.schedule import last_window
 from complete_mue.lab.train.task import Batch, Task, build
 from complete_mue.lab.train.trainer import added, balance, pick_device
-from complete_mue.layout import ModelShape
 
 
 @dataclass(frozen=True)
@@ -137,21 +136,17 @@ def _bare_model(config: RunConfig, task: Task, replicas: int, device: torch.devi
     options = LayerOptions(
         attention_scale=config.plan.attention_scale, qk_norm=config.qk_norm, router=config.router, replicas=replicas
     )
+    solo: Any = task.model
     with torch.device("meta"):  # weights drawn here would be thrown away
-        model = _like(task.model, config.shape, options)
+        if isinstance(solo, LanguageModel):
+            model: Any = LanguageModel(config.shape, solo.vocab, **options)
+        else:
+            text: dict[str, Any] = {"text_vocab": solo.text_vocab, "text_features": solo.text_features}
+            model = DiffusionTransformer(config.shape, solo.channels, solo.patch, **text, **options)
     model.to(dtype).to_empty(device=device)
     for layer in model.layers:
         layer.feed_forward.reset_buffers()
     return model
-
-
-def _like(solo: nn.Module, shape: ModelShape, options: LayerOptions) -> LanguageModel | DiffusionTransformer:
-    """A model of the kind and on the data of ``solo``."""
-    if isinstance(solo, LanguageModel):
-        return LanguageModel(shape, solo.vocab, **options)
-    assert isinstance(solo, DiffusionTransformer)
-    text, features = solo.text_vocab, solo.text_features
-    return DiffusionTransformer(shape, solo.channels, solo.patch, text_vocab=text, text_features=features, **options)
 
 
 def _prepare(model: nn.Module, configs: Sequence[RunConfig]) -> ReplicaAdamW:
@@ -192,7 +187,6 @@ def _placed_batches(tasks: list[Task], whose: Tensor, steps: int, dtype: torch.d
     There is one task per seed, and ``whose`` [K] says which is a replica's: a batch is made once per seed.
     """
     device = whose.device
-
     for batch in _made_ahead(tasks, steps):
         parts = [part.pin_memory() if device.type == "cuda" else part for part in batch]
         placed = [part.to(device, dtype if part.is_floating_point() else None, non_blocking=True) for part in parts]

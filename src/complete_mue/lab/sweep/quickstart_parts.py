@@ -63,7 +63,7 @@ def sizes() -> Part:
     for place, name in enumerate(WALKED.values()):
         for rules, result in found.items():
             axis = result.axes[place]
-            worst = max(axis.roles, key=lambda role: max(_off(role)))
+            worst = max(axis.roles, key=lambda r: max(abs(r.size_slope - r.expected), abs(r.change_slope)))
             relative = _relative(worst)
             held.setdefault(name, {})[rules] = axis.ok
             span = f"x{axis.xs[-1] / axis.xs[0]:g}"
@@ -87,11 +87,6 @@ def sizes() -> Part:
 def _walk(rules: str, draws: int) -> CheckResult:
     torch.set_num_threads(1)
     return check(language_model_setup, list(WALKED), layout=_LAYOUT, rules=rules, steps=_STEPS, seeds=draws)
-
-
-def _off(role: RoleVerdict) -> tuple[float, float]:
-    """How far the slopes of the size and of its change are from where they should be."""
-    return abs(role.size_slope - role.expected), abs(role.change_slope)
 
 
 def _relative(role: RoleVerdict) -> list[float]:
