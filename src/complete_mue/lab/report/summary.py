@@ -218,16 +218,12 @@ def scan_of(sweep: StoredSweep, hyper: str) -> Scan:
     curves = []
     for key in order:
         fitted = fit_curve(hyper, *key, tuned, found[key], noise[key[0]])
-        curves.append(dataclasses.replace(fitted, runs=_named(point for point, _ in groups[key])))
+        ids = " ".join(sorted(point.id for point, _ in groups[key]))
+        curves.append(dataclasses.replace(fitted, runs=hashlib.sha256(ids.encode()).hexdigest()[:16]))
     if is_role(hyper):
         return Scan(hyper, tuned, tuple(judged(curve, unit) for curve in curves))
     reference = next((curve for curve in curves if curve.target == sweep.reference), None)
     return Scan(hyper, tuned, tuple(_judged(curve, reference, unit) for curve in curves))
-
-
-def _named(points: Iterable[PlannedPoint]) -> str:
-    """A short name of a set of runs, by their ids."""
-    return hashlib.sha256(" ".join(sorted(point.id for point in points)).encode()).hexdigest()[:16]
 
 
 def _ordered(sweep: StoredSweep, groups: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
