@@ -67,7 +67,14 @@ def update_effect(
         if seen.saw(one):  # of a stack of experts, the products of each that got a token
             experts = [expert for expert in seen.experts.get(one.name, {}).values() if expert.entries]
             roles.setdefault(one.spec.role, []).extend(experts or [seen.products[one.name]])
-    return {role: _mean(parts) for role, parts in roles.items()}
+    return {
+        role: Effect(
+            change=statistics.fmean(one.relative_change for one in parts),
+            alignment=statistics.fmean(one.alignment for one in parts),
+            size=statistics.fmean(one.size for one in parts),
+        )
+        for role, parts in roles.items()
+    }
 
 
 def _change(one: Declared, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Tensor:
@@ -78,11 +85,3 @@ def _change(one: Declared, before: Mapping[str, Tensor], after: Mapping[str, Ten
             raise RunError(f"{which}: {one.name!r} {found}; give every parameter by name, this one of shape {shape}")
     change = torch.empty_like(one.parameter)  # laid out as the parameter is
     return change.copy_(after[one.name].to(change.device) - before[one.name].to(change.device))
-
-
-def _mean(parts: list[Seen]) -> Effect:
-    return Effect(
-        statistics.fmean(one.relative_change for one in parts),
-        statistics.fmean(one.alignment for one in parts),
-        statistics.fmean(one.size for one in parts),
-    )

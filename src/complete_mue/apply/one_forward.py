@@ -180,8 +180,7 @@ def layer_names(specs: Sequence[TensorSpec]) -> dict[int, str]:
 
 def routed_layers(specs: Sequence[TensorSpec]) -> list[int]:
     """The layers that have experts."""
-    layers = {spec.layer for spec in specs if spec.role is Role.EXPERT_DOWN and spec.layer is not None}
-    return sorted(layers)
+    return sorted({spec.layer for spec in specs if spec.role is Role.EXPERT_DOWN and spec.layer is not None})
 
 
 def branch_modules(model: nn.Module, specs: Sequence[TensorSpec], layer: int) -> dict[str, str]:

@@ -77,8 +77,11 @@ def _compare(what: str, bound: Bound, got: float, planned: float, tolerance: flo
 def _initial(binding: Binding) -> Iterator[Finding]:
     for b in binding:
         weight = b.parameter.detach().double()
-        if b.row.init_std is None:
-            yield from _constant(b, weight)
+        if b.row.init_std is None:  # gains and biases have one value each
+            planned = initial_value(b).to(weight)
+            if not torch.allclose(weight, planned, rtol=1e-2, atol=1e-6):
+                found, wanted = float(weight.mean()), float(planned.mean())
+                yield Finding("init", b.name, f"it starts at {found:.4g} (mean), the plan says {wanted:.4g}")
         elif weight.numel() >= 64:
             stacked = b.spec.role in (Role.EXPERT_UP, Role.EXPERT_DOWN) and weight.dim() == 3
             experts = weight if stacked and weight[0].numel() >= 64 else weight[:0]
@@ -99,14 +102,6 @@ def _drawn(who: str, weight: Tensor, planned: float) -> Iterator[str]:
         yield f"{who} {std:.4g}, the plan says {planned:.4g}"
     elif abs(mean) > 5 * planned / math.sqrt(entries):
         yield f"{who} a mean of {mean:.4g}, the plan says 0 with a standard deviation of {planned:.4g}"
-
-
-def _constant(bound: Bound, weight: Tensor) -> Iterator[Finding]:
-    """Gains and biases have one value each."""
-    planned = initial_value(bound).to(weight)
-    if not torch.allclose(weight, planned, rtol=1e-2, atol=1e-6):
-        found, wanted = float(weight.mean()), float(planned.mean())
-        yield Finding("init", bound.name, f"it starts at {found:.4g} (mean), the plan says {wanted:.4g}")
 
 
 def _alike(binding: Binding) -> Iterator[Finding]:
