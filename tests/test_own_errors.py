@@ -18,7 +18,7 @@ from complete_mue.errors import FileError, MueError, RunError  # noqa: E402
 from complete_mue.lab.data import prepare  # noqa: E402
 from complete_mue.lab.data.tars import ImageTars  # noqa: E402
 from complete_mue.lab.data.tokenizers import JsonTokenizer  # noqa: E402
-from complete_mue.lab.evals.task_files import read_records  # noqa: E402
+from complete_mue.lab.evals.tasks import read_records  # noqa: E402
 from complete_mue.lab.recipes import recipe  # noqa: E402
 from complete_mue.lab.train.config import override, read_config  # noqa: E402
 from complete_mue.lab.train.run_folder import read_metrics  # noqa: E402

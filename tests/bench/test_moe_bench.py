@@ -15,8 +15,8 @@ from rich.console import Console
 
 from complete_mue.errors import FileError, KernelError, ShapeError
 from complete_mue.lab.bench import moe, sonic_tune
-from complete_mue.lab.bench.machine import machine
 from complete_mue.lab.bench.moe_records import WHOLE_LAYERS, BenchResult, BenchRow
+from complete_mue.lab.bench.profiler import machine
 from complete_mue.lab.kernels import grouped
 
 TINY = (

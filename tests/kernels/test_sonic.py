@@ -9,6 +9,7 @@ from torch import Tensor
 from complete_mue.lab.bench import sonic_tune
 from complete_mue.lab.kernels import plain_loop, sonic
 from complete_mue.lab.kernels.dispatch import unavailable
+from few_tilings import few_tilings
 
 _probe = torch.empty(1, 128, dtype=torch.bfloat16, device="cuda" if torch.cuda.is_available() else "cpu")
 _reason = unavailable("sonic", _probe, _probe.new_empty(1, 16, 128))
@@ -31,7 +32,7 @@ def test_unavailable_names_what_is_missing() -> None:
 @ON_A_GPU
 @pytest.mark.filterwarnings("default")
 def test_agrees_with_the_reference() -> None:
-    sonic.few_configs()
+    few_tilings()
     tokens, width, expert_width, experts, active = 500, 256, 128, 8, 2
     x = torch.randn(tokens, width, device="cuda")
     up = torch.randn(experts, 2 * expert_width, width, device="cuda") * width**-0.5
@@ -60,7 +61,7 @@ def test_agrees_with_the_reference() -> None:
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(("experts", "active"), [(8, 8), (16, 4), (128, 8)])
 def test_the_whole_layer_agrees_with_the_reference(experts: int, active: int) -> None:
-    sonic.few_configs()
+    few_tilings()
     tokens, width, expert_width = 500, 256, 128
     x = torch.randn(tokens, width, device="cuda").bfloat16()
     router = (torch.randn(experts, width, device="cuda") * width**-0.5).bfloat16()

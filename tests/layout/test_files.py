@@ -53,7 +53,7 @@ def test_examples_are_the_papers_models(root: Path, lm_reference: mue.Reference,
     dit = mue.read_reference(root / "examples/dit_reference.toml")
     shape, budget = mue.read_target(root / "examples/dit_large.toml")
     pytest.importorskip("torch")
-    from complete_mue.lab.recipes.dit import dit_large, dit_proxy
+    from complete_mue.lab.recipes import dit_large, dit_proxy
 
     assert dit == dit_proxy().reference
     assert mue.transfer(dit, shape, budget).isclose(dit_large().plan)

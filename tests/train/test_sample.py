@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 import in_process  # noqa: E402
 from complete_mue.errors import RunError  # noqa: E402
-from complete_mue.lab.train.contact_sheet import grid, write_pictures  # noqa: E402
+from complete_mue.lab.train.sample import grid, write_pictures  # noqa: E402
 
 SMALL = ("shape.width=16", "shape.depth=2", "shape.head_dim=8", "betas=hold", "budget.steps=2")
 RUNS = {

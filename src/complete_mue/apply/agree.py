@@ -13,6 +13,7 @@ from complete_mue.apply.probe import Seen
 from complete_mue.apply.seen_routing import count_experts, own_fields
 from complete_mue.errors import BindError
 from complete_mue.layout import TensorSpec
+from complete_mue.plan.plan import Plan
 
 _REBUILD = "modules keep what the config said when they were built: set it before, and build the model again"
 _ACTIVE_FIELD = "num_experts_per_tok"
@@ -126,10 +127,7 @@ def _check_kept(model: nn.Module, family: Family) -> None:
     """A field of the config that modules have a copy of: both must say the same."""
     config = getattr(model, "config", None)
     names = [field_of(given) for given in family.native.values() if isinstance(given, str)]
-    if isinstance(family.normalized, str):
-        names.append(family.normalized)
-    if isinstance(family.active, str):
-        names.append(family.active)
+    names += [field for field in (family.normalized, family.active) if isinstance(field, str)]
     for name in dict.fromkeys(names):
         said = getattr(config, name, None)
         if not isinstance(said, bool | int | float):
@@ -150,3 +148,48 @@ def _check_factor(family: Family, spec: TensorSpec, seen: Seen) -> None:
         f"say so in the family (native={{{spec.role.value!r}: …}}, a config field or a number), or build the model "
         "again where the config was changed"
     )
+
+
+# -- attention -----------------------------------------------------------------------------------------------------
+# transformers' attention modules say the size of heads (``head_dim``; latent attention: ``qk_head_dim``) and the factor
+# on logits (``scaling``). Where heads grow with the width the rules ask for sqrt(head_dim*) / head_dim, which no
+# optimizer group can stand in for; so the model itself must be told.
+
+
+def head_size(model: nn.Module) -> int | None:
+    """The one size of all attention heads, where the model's modules say it."""
+    sizes = {_size(module) for module in _attentions(model)}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def check_attention_scale(model: nn.Module, plan: Plan) -> None:
+    """Refuse a stock model whose attention logits are not scaled as the plan says.
+
+    Where the plan leaves it open, as with a reference that does not name its head size, heads are of fixed size: their
+    logits are divided by the root of it.
+    """
+    for module in _attentions(model):
+        size = _size(module)
+        wanted = plan.attention_scale or 1 / math.sqrt(size)
+        if not math.isclose(float(module.scaling), wanted, rel_tol=1e-6):
+            theirs = plan.reference.shape.head_dim or "the same size"
+            raise BindError(
+                f"the model multiplies attention logits by {module.scaling:.6g}, the plan by {wanted:.6g} (heads of "
+                f"{size}, the reference's of {theirs}): set `module.scaling = {wanted!r}` on every attention module "
+                "(Granite: config.attention_multiplier, Gemma: config.query_pre_attn_scalar, before the model is "
+                "built), or keep the reference's head size"
+            )
+
+
+def _size(module: nn.Module) -> int:
+    size = getattr(module, "qk_head_dim", None)
+    return int(size if isinstance(size, int) else module.head_dim)
+
+
+def _attentions(model: nn.Module) -> list[nn.Module]:
+    return [
+        module
+        for module in model.modules()
+        if isinstance(getattr(module, "scaling", None), float)
+        and any(isinstance(getattr(module, name, None), int) for name in ("qk_head_dim", "head_dim"))
+    ]

@@ -23,14 +23,15 @@ from torch import nn
 from complete_mue.apply.agree import (
     Normalize,
     check_agreement,
+    check_attention_scale,
     factor_of,
+    head_size,
     is_normalizing,
     says_active,
     says_normalized,
 )
 from complete_mue.apply.families import FAMILIES
 from complete_mue.apply.family import Family, plain_name
-from complete_mue.apply.head_scale import check_attention_scale, head_size
 from complete_mue.apply.observe import Declared, any_number
 from complete_mue.apply.probe import Seen, look
 from complete_mue.errors import BindError, nearest
@@ -319,9 +320,7 @@ def _state_of(model: nn.Module, specs: tuple[TensorSpec, ...]) -> tuple[dict[tup
 
 
 def _check_routing(model: nn.Module, family: Family | None, seen: Seen) -> None:
-    if family is None or not seen.routing:
-        return
-    if all(
+    if family is None or all(
         one.normalized if one.normalized is not None else says_normalized(model, family) or is_normalizing(model)
         for one in seen.routing.values()
     ):

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from complete_mue.apply.bind import tensors_of, unwrapped
 from complete_mue.apply.family import Family
-from complete_mue.apply.observe import SHOW_PRODUCTS, Declared, Observation, Seen, holding, observe, unseen
+from complete_mue.apply.observe import SHOW_PRODUCTS, Declared, Seen, holding, observe, unseen
 from complete_mue.errors import RunError
 from complete_mue.layout import Role
 
@@ -64,9 +64,17 @@ def update_effect(
         raise RunError(f"{missing[0].name!r} was never seen in a product: {SHOW_PRODUCTS}")
     roles: dict[Role, list[Seen]] = {}
     for one in named:
-        if seen.saw(one):
-            roles.setdefault(one.spec.role, []).extend(_parts(one.name, seen))
-    return {role: _mean(parts) for role, parts in roles.items()}
+        if seen.saw(one):  # of a stack of experts, the products of each that got a token
+            experts = [expert for expert in seen.experts.get(one.name, {}).values() if expert.entries]
+            roles.setdefault(one.spec.role, []).extend(experts or [seen.products[one.name]])
+    return {
+        role: Effect(
+            change=statistics.fmean(one.relative_change for one in parts),
+            alignment=statistics.fmean(one.alignment for one in parts),
+            size=statistics.fmean(one.size for one in parts),
+        )
+        for role, parts in roles.items()
+    }
 
 
 def _change(one: Declared, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Tensor:
@@ -77,17 +85,3 @@ def _change(one: Declared, before: Mapping[str, Tensor], after: Mapping[str, Ten
             raise RunError(f"{which}: {one.name!r} {found}; give every parameter by name, this one of shape {shape}")
     change = torch.empty_like(one.parameter)  # laid out as the parameter is
     return change.copy_(after[one.name].to(change.device) - before[one.name].to(change.device))
-
-
-def _parts(name: str, seen: Observation) -> list[Seen]:
-    """A tensor's products; of a stack of experts, those of each expert that got a token."""
-    experts = [expert for expert in seen.experts.get(name, {}).values() if expert.entries]
-    return experts or [seen.products[name]]
-
-
-def _mean(parts: list[Seen]) -> Effect:
-    return Effect(
-        statistics.fmean(one.relative_change for one in parts),
-        statistics.fmean(one.alignment for one in parts),
-        statistics.fmean(one.size for one in parts),
-    )

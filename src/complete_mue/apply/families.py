@@ -435,8 +435,7 @@ _MOE_FAMILIES = (
     ),
 )  # fmt: skip
 
-_SERVED = (*_DENSE_FAMILIES, *_MOE_FAMILIES)
 FAMILIES: dict[str, Family] = {
-    **{family.name: family for family in _SERVED},
+    **{family.name: family for family in (*_DENSE_FAMILIES, *_MOE_FAMILIES)},
     **{name: Family(name, refused=reason) for name, reason in REFUSED.items()},
 }

@@ -210,14 +210,10 @@ class Family:
 
 
 def _native_factor(pattern: Pattern, native: Mapping[str, float]) -> float:
-    """The model's own factor on a tensor's product: that of its line, else that of its role."""
-    return native.get(pattern.name, native.get(_scaled_role(pattern).value, 1.0))
-
-
-def _scaled_role(pattern: Pattern) -> Role:
-    """The role whose product a tensor belongs to: its own, or that of the projection whose bias it is."""
-    names = {role.value for role in Role}
-    return Role(pattern.multiplied_as) if pattern.multiplied_as in names else pattern.role
+    """The model's own factor on a tensor's product: that of its line, else that of its role, or of the role of the
+    projection whose bias it is."""
+    role = pattern.multiplied_as if pattern.multiplied_as in [*Role] else pattern.role
+    return native.get(pattern.name, native.get(role, 1.0))
 
 
 def _some(names: list[str], most: int = 8) -> str:

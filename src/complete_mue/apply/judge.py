@@ -77,58 +77,46 @@ def judge_roles(
     formulas = {role: _formula(role, xs, seeds) for role in roles}
     moved = [value.value for value in formulas.values() if value is not None and math.isfinite(value.value)]
     data = (min(0.0, *moved), max(0.0, *moved)) if moved else (0.0, 0.0)
-    rates = planned or {}
-    return tuple(
-        _judge(axis, xs, role, seeds, expected.get(role, 0.0), rates.get(role, 0.0), formulas[role], data, tolerance)
-        for role in roles
-    )
+    verdicts = []
+    for role in roles:
+        points = [[o.roles[role] for o in line] for line in seeds]
+        should, rate, formula = expected.get(role, 0.0), (planned or {}).get(role, 0.0), formulas[role]
+        size = slope_of(xs, [[point.size for point in line] for line in points])
+        change = slope_of(xs, [[point.change for point in line] for line in points])
+        found = {OK: list[str](), MOVES: list[str](), UNSURE: list[str]()}
+        words = f"size ~ {axis}^{size}" + (f" (should be {should:+.2f})" if should else "")
+        found[size.verdict(should, tolerance)].append(words)
+        words = f"change ~ {axis}^{change}" + (f" (the plan's learning rates: {rate:+.2f})" if rate else "")
+        left = _beyond(change, (min(0.0, rate), max(0.0, rate)))
+        blame = left.verdict(0.0, tolerance)
+        # What the data may have done to this change, its own updates' share or that of the layers before it.
+        if blame == MOVES and _beyond(left, data).verdict(0.0, tolerance) != MOVES:
+            blame = UNSURE
+            words += f", but so do updates on this data (formula from {data[0]:+.2f} to {data[1]:+.2f})"
+        found[blame].append(words)
+        verdict = next(state for state in (MOVES, UNSURE, OK) if found[state])
+        verdicts.append(
+            RoleVerdict(
+                role=role.value,
+                tensor=first.tensors[role],
+                points=tuple(typical(list(place)) for place in zip(*points, strict=True)),
+                size_slope=size.value,
+                size_error=size.error,
+                expected=should,
+                change_slope=change.value,
+                change_error=change.error,
+                formula_slope=None if formula is None else formula.value,
+                verdict=verdict,
+                why="" if verdict == OK else "; ".join(found[verdict]),
+            )
+        )
+    return tuple(verdicts)
 
 
 def _formula(role: Role, xs: Sequence[float], seeds: Sequence[Sequence[Observed]]) -> Slope | None:
     values = [[o.roles[role].formula for o in line] for line in seeds]
     known = [[value for value in line if value is not None] for line in values]
     return slope_of(xs, known) if all(len(line) == len(xs) for line in known) else None
-
-
-def _judge(
-    axis: str,
-    xs: Sequence[float],
-    role: Role,
-    seeds: Sequence[Sequence[Observed]],
-    expected: float,
-    planned: float,
-    formula: Slope | None,
-    data: tuple[float, float],
-    tolerance: float,
-) -> RoleVerdict:
-    size = slope_of(xs, [[o.roles[role].size for o in line] for line in seeds])
-    change = slope_of(xs, [[o.roles[role].change for o in line] for line in seeds])
-    found = {OK: list[str](), MOVES: list[str](), UNSURE: list[str]()}
-    should = f" (should be {expected:+.2f})" if expected else ""
-    found[size.verdict(expected, tolerance)].append(f"size ~ {axis}^{size}{should}")
-    words = f"change ~ {axis}^{change}" + (f" (the plan's learning rates: {planned:+.2f})" if planned else "")
-    left = _beyond(change, (min(0.0, planned), max(0.0, planned)))
-    blame = left.verdict(0.0, tolerance)
-    # What the data may have done to this change, its own updates' share or that of the layers before it.
-    excused = _beyond(left, data)
-    if blame == MOVES and excused.verdict(0.0, tolerance) != MOVES:
-        blame = UNSURE
-        words += f", but so do updates on this data (formula from {data[0]:+.2f} to {data[1]:+.2f})"
-    found[blame].append(words)
-    verdict = next(state for state in (MOVES, UNSURE, OK) if found[state])
-    return RoleVerdict(
-        role.value,
-        seeds[0][0].tensors[role],
-        tuple(typical([line[place].roles[role] for line in seeds]) for place in range(len(xs))),
-        size.value,
-        size.error,
-        expected,
-        change.value,
-        change.error,
-        None if formula is None else formula.value,
-        verdict,
-        "" if verdict == OK else "; ".join(found[verdict]),
-    )
 
 
 def _beyond(slope: Slope, span: tuple[float, float]) -> Slope:

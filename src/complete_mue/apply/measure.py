@@ -78,7 +78,8 @@ def measure(
         loss(model, first)
     with holding(binding, start), observe(model, binding, changes) as before, torch.no_grad():
         loss(model, first)
-    known = [role for role in dict.fromkeys(b.spec.role for b in binding) if _knows(role, binding, before)]
+    shown = {key[0] for key in before.branches} | {b.spec.role for b in binding if before.saw(b)}
+    known = [role for role in dict.fromkeys(b.spec.role for b in binding) if role in shown]
     roles = {role: _role(role, plan, binding, rates, before, after) for role in known}
     names = {role: next(any_number(b.name) for b in binding if b.spec.role is role) for role in known}
     factor, variation = _routing(before, plan.shape.main.experts)
@@ -107,15 +108,6 @@ def _shuffle(binding: Binding, seed: int) -> None:
         b.parameter.copy_(b.parameter.flatten(-2)[..., order].view(b.parameter.shape))
 
 
-def _branches(role: Role, seen: Observation) -> list[tuple[Role, int]]:
-    """The residual branches by whose output, which includes every multiplier, a role is judged."""
-    return [key for key in seen.branches if key[0] is role]
-
-
-def _knows(role: Role, binding: Binding, seen: Observation) -> bool:
-    return any(seen.saw(b) for b in binding if b.spec.role is role) or bool(_branches(role, seen))
-
-
 def _role(
     role: Role, plan: Plan, binding: Binding, rates: Mapping[str, float], before: Observation, after: Observation
 ) -> Measured:
@@ -130,7 +122,8 @@ def _role(
         formulas += [seen.change / largest] if largest else []
         moved = [expert.change for expert in before.experts.get(b.name, {}).values() if expert.entries]
         uneven += [max(moved) / min(moved)] if len(moved) > 1 and min(moved) > 0 else []
-    if keys := _branches(role, before):
+    # A role that ends residual branches is judged by their output, which includes every multiplier.
+    if keys := [key for key in before.branches if key[0] is role]:
         size = statistics.fmean(rms(before.branches[key]) * depth for key in keys)
         change = statistics.fmean(rms(after.branches[key] - before.branches[key]) * depth for key in keys)
     else:

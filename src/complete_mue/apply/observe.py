@@ -356,6 +356,12 @@ def floating(given: Iterable[Any]) -> list[Tensor]:
     return [x for x in given if isinstance(x, Tensor) and x.is_floating_point()]
 
 
+def logits_of(output: Any) -> Tensor | None:
+    """The logits of a model's output, if it has them."""
+    logits = getattr(output, "logits", output)
+    return logits if isinstance(logits, Tensor) else None
+
+
 @contextmanager
 def observe(
     model: nn.Module, binding: Iterable[Declared], changes: Mapping[str, Tensor] | None = None
@@ -394,8 +400,7 @@ def observe(
         seen.first = rms(given[0]) if given else None
 
     def keep_logits(module: nn.Module, inputs: Any, output: Any) -> None:
-        logits = getattr(output, "logits", output)
-        seen.logits = logits.detach() if isinstance(logits, Tensor) else None
+        seen.logits = None if (logits := logits_of(output)) is None else logits.detach()
 
     handles = [model.register_forward_hook(keep_logits)]
     for key, modules in branch_modules(model, binding).items():

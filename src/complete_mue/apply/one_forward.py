@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from complete_mue.apply.observe import common_module, floating
+from complete_mue.apply.observe import common_module, floating, logits_of
 from complete_mue.layout import Role, TensorSpec
 
 TOKENS = 16
@@ -85,15 +85,15 @@ def some_tokens(parameters: Mapping[str, nn.Parameter], specs: Sequence[TensorSp
     return (torch.arange(TOKENS, device=table.device) * 7 + 3).remainder(table.shape[0]).unsqueeze(0)
 
 
-def run(model: nn.Module, tokens: Tensor) -> Any:
-    """The model's output on tokens, in eval mode, eager; modes and the random state are put back."""
+def run(model: nn.Module, tokens: Tensor) -> Tensor | None:
+    """The model's logits on tokens, if it has them, in eval mode, eager; modes and the random state are put back."""
     accepts = inspect.signature(model.forward).parameters
     options = {"use_cache": False} if "use_cache" in accepts else {}
     compiled = any(getattr(module, "_compiled_call_impl", None) is not None for module in model.modules())
     stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
     exact = torch.autocast(tokens.device.type, enabled=False)
     with torch.random.fork_rng(devices=[]), stance, exact, evaluating(model):
-        return model(input_ids=tokens, **options) if "input_ids" in accepts else model(tokens)
+        return logits_of(model(input_ids=tokens, **options) if "input_ids" in accepts else model(tokens))
 
 
 @contextmanager
@@ -108,12 +108,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             for name in held.keys() - before.keys():
                 del held[name]
             held.update((name, value) for name, value in before.items() if held.get(name) is not value)
-
-
-def logits_of(output: Any) -> Tensor | None:
-    """The logits of a model's output, if it has them."""
-    logits = getattr(output, "logits", output)
-    return logits if isinstance(logits, Tensor) else None
 
 
 class Capture(TorchFunctionMode):
@@ -186,8 +180,7 @@ def layer_names(specs: Sequence[TensorSpec]) -> dict[int, str]:
 
 def routed_layers(specs: Sequence[TensorSpec]) -> list[int]:
     """The layers that have experts."""
-    layers = {spec.layer for spec in specs if spec.role is Role.EXPERT_DOWN and spec.layer is not None}
-    return sorted(layers)
+    return sorted({spec.layer for spec in specs if spec.role is Role.EXPERT_DOWN and spec.layer is not None})
 
 
 def branch_modules(model: nn.Module, specs: Sequence[TensorSpec], layer: int) -> dict[str, str]:

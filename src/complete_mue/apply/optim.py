@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from complete_mue.apply.bind import Binding, bind
+from complete_mue.apply.bind import Binding, Bound, bind
 from complete_mue.apply.family import Family
 from complete_mue.errors import RunError
 from complete_mue.layout.numbers import count, real
@@ -25,29 +25,22 @@ def param_groups(model: nn.Module, plan: Plan, *, family: Family | None = None) 
     Each group has ``params``, ``lr``, ``weight_decay``, ``eps``, ``betas``, a unique ``name``, its ``param_names``, and
     ``planned_lr``: the learning rate once more, since some schedulers overwrite ``lr`` and ``initial_lr`` both.
     """
-    groups: dict[tuple[float, float, float], dict[str, Any]] = {}
-    roles: dict[tuple[float, float, float], dict[str, None]] = {}
+    alike: dict[tuple[float, float, float], list[Bound]] = {}
     for bound in bind(model, plan, family):
-        row = bound.row
-        key = (row.lr, row.weight_decay, row.eps)
-        group = groups.setdefault(
-            key,
-            {
-                "params": [],
-                "param_names": [],
-                "lr": row.lr,
-                "planned_lr": row.lr,
-                "weight_decay": row.weight_decay,
-                "eps": row.eps,
-                "betas": plan.hyper.betas,
-            },
-        )
-        group["params"].append(bound.parameter)
-        group["param_names"].append(bound.name)
-        roles.setdefault(key, {})[bound.spec.role.value] = None
-    for number, (key, group) in enumerate(groups.items()):
-        group["name"] = f"{number}:{'+'.join(roles[key])}"
-    return list(groups.values())
+        alike.setdefault((bound.row.lr, bound.row.weight_decay, bound.row.eps), []).append(bound)
+    return [
+        {
+            "params": [bound.parameter for bound in group],
+            "param_names": [bound.name for bound in group],
+            "lr": lr,
+            "planned_lr": lr,
+            "weight_decay": weight_decay,
+            "eps": eps,
+            "betas": plan.hyper.betas,
+            "name": f"{number}:{'+'.join(dict.fromkeys(bound.spec.role.value for bound in group))}",
+        }
+        for number, ((lr, weight_decay, eps), group) in enumerate(alike.items())
+    ]
 
 
 # -- clipping ------------------------------------------------------------------------------------------------------

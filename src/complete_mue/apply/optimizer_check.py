@@ -77,8 +77,11 @@ def _compare(what: str, bound: Bound, got: float, planned: float, tolerance: flo
 def _initial(binding: Binding) -> Iterator[Finding]:
     for b in binding:
         weight = b.parameter.detach().double()
-        if b.row.init_std is None:
-            yield from _constant(b, weight)
+        if b.row.init_std is None:  # gains and biases have one value each
+            planned = initial_value(b).to(weight)
+            if not torch.allclose(weight, planned, rtol=1e-2, atol=1e-6):
+                found, wanted = float(weight.mean()), float(planned.mean())
+                yield Finding("init", b.name, f"it starts at {found:.4g} (mean), the plan says {wanted:.4g}")
         elif weight.numel() >= 64:
             stacked = b.spec.role in (Role.EXPERT_UP, Role.EXPERT_DOWN) and weight.dim() == 3
             experts = weight if stacked and weight[0].numel() >= 64 else weight[:0]
@@ -99,14 +102,6 @@ def _drawn(who: str, weight: Tensor, planned: float) -> Iterator[str]:
         yield f"{who} {std:.4g}, the plan says {planned:.4g}"
     elif abs(mean) > 5 * planned / math.sqrt(entries):
         yield f"{who} a mean of {mean:.4g}, the plan says 0 with a standard deviation of {planned:.4g}"
-
-
-def _constant(bound: Bound, weight: Tensor) -> Iterator[Finding]:
-    """Gains and biases have one value each."""
-    planned = initial_value(bound).to(weight)
-    if not torch.allclose(weight, planned, rtol=1e-2, atol=1e-6):
-        found, wanted = float(weight.mean()), float(planned.mean())
-        yield Finding("init", bound.name, f"it starts at {found:.4g} (mean), the plan says {wanted:.4g}")
 
 
 def _alike(binding: Binding) -> Iterator[Finding]:
@@ -148,34 +143,31 @@ def _clipping(setup: Setup, binding: Binding) -> Iterator[Finding]:
             return
 
 
-def _clipped(setup: Setup, binding: Binding, huge: list[Bound], norm: float = 1e6) -> dict[str, float]:
-    """What is left of gradients of norm 1, 2, 3, … times ``norm`` in the multiplier form, over 1, 2, 3, …, by name.
+def _clipped(setup: Setup, binding: Binding, huge: list[Bound]) -> dict[str, float]:
+    """What is left of gradients of norm 1, 2, 3, … million in the multiplier form, over 1, 2, 3, …, by name.
 
     All other gradients are zero.
     """
     for b in binding:
         b.parameter.grad = torch.zeros_like(b.parameter)
-    norms = {b.name: norm * (1 + place) for place, b in enumerate(huge)}
-    for b in huge:
-        b.parameter.grad = torch.full_like(b.parameter, norms[b.name] / b.folded / math.sqrt(b.parameter.numel()))
+    for place, b in enumerate(huge, start=1):
+        b.parameter.grad = torch.full_like(b.parameter, 1e6 * place / b.folded / math.sqrt(b.parameter.numel()))
     clip(setup)
     left = {
-        b.name: float((b.parameter.grad * b.folded).double().norm()) / (norms[b.name] / norm)
-        for b in huge
+        b.name: float((b.parameter.grad * b.folded).double().norm()) / place
+        for place, b in enumerate(huge, start=1)
         if b.parameter.grad is not None
     }
     setup.optimizer.zero_grad()
     return left
 
 
-def _scheduler(setup: Setup) -> list[Finding]:
-    if setup.scheduler is None:
-        return []
+def _scheduler(setup: Setup) -> Iterator[Finding]:
     try:
-        check_scheduler(setup.scheduler)
+        if setup.scheduler is not None:
+            check_scheduler(setup.scheduler)
     except RunError as problem:
-        return [Finding("scheduler", type(setup.scheduler).__name__, str(problem))]
-    return []
+        yield Finding("scheduler", type(setup.scheduler).__name__, str(problem))
 
 
 def _betas(setup: Setup, binding: Binding, plan: Plan) -> list[Finding]:

@@ -8,27 +8,28 @@ instead.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from complete_mue.apply.norm_gains import gain_offsets
 from complete_mue.apply.one_forward import (
     COARSE,
     Capture,
     NoForwardError,
     cannot_run,
+    evaluating,
     in_float32,
-    logits_of,
+    owner,
     routed_layers,
     run,
     some_tokens,
 )
 from complete_mue.apply.seen_factors import end_factors, layer_factors
 from complete_mue.apply.seen_routing import Routing, field_routing, routing_of, same_for_any_router
-from complete_mue.layout import TensorSpec
+from complete_mue.layout import Role, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def _look(model: nn.Module, specs: Sequence[TensorSpec], fields: Mapping[int, Ro
     tokens = some_tokens(parameters, specs)
     try:
         with capture, torch.no_grad():
-            logits = logits_of(run(model, tokens))
+            logits = run(model, tokens)
     except Exception as error:  # whatever a model of any kind raises on plain tokens
         raise NoForwardError(f"{type(error).__name__}: {error}") from error
     routing = {layer: routing_of(capture, layer, fields[layer]) for layer in fields}
@@ -90,7 +91,7 @@ def _look(model: nn.Module, specs: Sequence[TensorSpec], fields: Mapping[int, Ro
     for layer in capture.layers:
         found |= layer_factors(capture, layer, routing.get(layer, Routing()))
     found |= end_factors(capture, parameters, tokens, logits)
-    offsets, shifts = gain_offsets(model, specs)
+    offsets, shifts = _gain_offsets(model, specs)
     return Seen(
         "forward",
         routing,
@@ -100,3 +101,53 @@ def _look(model: nn.Module, specs: Sequence[TensorSpec], fields: Mapping[int, Ro
         {name: float(parameters[name].detach().double().mean()) + offset for name, offset in offsets.items()},
         shifts,
     )
+
+
+@torch.no_grad()
+def _gain_offsets(model: nn.Module, specs: Sequence[TensorSpec]) -> tuple[dict[str, float], frozenset[str]]:
+    """Whether a norm multiplies by w or by 1 + w, and what it adds: one look per class and tensor."""
+    known: dict[tuple[type, str, bool], float | None] = {}
+    found, shifts = {}, set()
+    for spec in specs:
+        if spec.role not in (Role.NORM, Role.FINAL_NORM) or spec.name.endswith("bias"):
+            continue
+        module, name = model.get_submodule(owner(spec)), spec.name.rpartition(".")[2]
+        key = type(module), name, bool(getattr(module, "bias", None) is not None)
+        if key not in known:
+            known[key] = _gain_offset(module, name)
+        if (offset := known[key]) == math.inf:
+            shifts.add(spec.name)
+        elif offset is not None:
+            found[spec.name] = offset
+    return found, frozenset(shifts)
+
+
+def _gain_offset(module: nn.Module, name: str) -> float | None:
+    """What is added to a gain; infinity for a tensor that is no gain but is added; None where neither is shown."""
+    weight = module.get_parameter(name)
+    if any(True for _ in module.children()) or weight.dim() != 1 or weight.numel() < 2:
+        return None
+    size = weight.numel() // 2 * 2
+    # Every norm leaves this vector as it is.
+    probe = torch.zeros_like(weight)
+    probe[:size:2], probe[1:size:2] = 1.0, -1.0
+    probe *= math.sqrt(weight.numel() / size)
+    given = torch.stack([probe, -probe]).view(1, 2, -1)
+    try:
+        with evaluating(module):
+            out = module(given)
+            with torch.nn.utils.stateless._reparametrize_module(module, {name: weight + 1}):
+                moved = module(given)
+    except Exception:  # a norm that wants more than its input, such as a gate
+        return None
+    if not isinstance(out, Tensor) or out.shape != (1, 2, weight.numel()):
+        return None
+    if bool(((moved - out).double() - 1).abs().max() <= 0.05):  # for a vector and for its opposite
+        return math.inf
+    gain = ((out[0, 0] - out[0, 1]) / 2 / probe)[:size].double()
+    added = gain - weight[:size].double()
+    slack = min(64 * float(torch.finfo(weight.dtype).eps) * (1 + float(gain.abs().max())), 0.25)  # 0 is not 1
+    for offset in (0.0, 1.0):
+        if bool(((added - offset).abs() <= max(slack, 1e-4)).all()):
+            return offset
+    return None

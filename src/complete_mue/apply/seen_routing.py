@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from complete_mue.apply.observe import Declared, any_number, observe
 from complete_mue.apply.observe import Seen as Products
-from complete_mue.apply.one_forward import Capture, branch_modules, holding, logits_of, owner, run
+from complete_mue.apply.one_forward import Capture, branch_modules, holding, owner, run
 from complete_mue.layout import Role, TensorSpec
 
 _ACTIVE_FIELDS = ("top_k", "num_experts_per_tok", "moe_topk", "moe_k", "topk")
@@ -149,7 +149,7 @@ def _with_values(
     capture = Capture(model, specs)
     with holding(model, values), capture, observe(model, watched) as seen:
         seen.products = defaultdict(_Rows)
-        logits = logits_of(run(model, tokens))
+        logits = run(model, tokens)
     sums: dict[int, float] = {}
     for layer in {s.layer for s in downs if s.layer is not None}:
         here = [s.name for s in downs if s.layer == layer]

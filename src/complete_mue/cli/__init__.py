@@ -49,7 +49,8 @@ def main() -> None:
         status = 130
     except UsageError as problem:
         context = getattr(problem, "ctx", None)
-        status = _fail(f"{_message(problem)}  (see `{context.command_path if context else 'mue'} --help`)")
+        said = getattr(problem, "format_message", problem.__str__)()
+        status = _fail(f"{said}  (see `{context.command_path if context else 'mue'} --help`)")
     except BrokenPipeError:
         status = _reader_left()
     except (MemoryError, RuntimeError) as problem:
@@ -87,11 +88,6 @@ def _reader_left() -> int:
     """The reader of our output has seen enough, as `head` has: no error. Nothing may be flushed to it at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
-
-
-def _message(problem: Exception) -> str:
-    formatted = getattr(problem, "format_message", None)
-    return str(formatted() if formatted else problem)
 
 
 def _fail(message: str) -> int:

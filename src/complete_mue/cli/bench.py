@@ -13,6 +13,7 @@ import typer
 
 from complete_mue.cli.app import app, console, need_torch
 from complete_mue.errors import RunError
+from complete_mue.tabular import terminal_table
 
 
 def _show(result: Any, json: bool, out: Path | None) -> None:
@@ -66,8 +67,6 @@ def bench_moe_command(
     Example:  mue bench moe --device cpu --figure width --repeats 5
     """
     need_torch("mue bench")
-    from rich.table import Table
-
     from complete_mue.lab.bench.moe_records import check_names
 
     check_names(figure or (), device)  # refused before torch is loaded
@@ -81,9 +80,8 @@ def bench_moe_command(
         if json:
             print(jsonlib.dumps([vars(info) for info in kernels], indent=2))
             return
-        table = Table(box=None, pad_edge=False)
-        for heading in ("kernel", "runs here", "what it is"):
-            table.add_column(heading)
+        headings = ("kernel", "runs here", "what it is")
+        table = terminal_table(headings, headings, box=None)
         for info in kernels:
             table.add_row(info.name, "yes" if info.runs_here else f"no: {info.reason}", info.summary)
         console().print(table)
@@ -198,7 +196,7 @@ def bench_attention_command() -> None:
     import torch
 
     from complete_mue.lab.bench.attention import TOKENS, WIDTH, run
-    from complete_mue.lab.bench.machine import machine
+    from complete_mue.lab.bench.profiler import machine
     from complete_mue.lab.sweep.gpu_turn import alone
 
     rows, where = run(), ", ".join(machine(torch.device("cuda")).values())

@@ -144,14 +144,12 @@ def _ask(
     from complete_mue.lab.evals.tasks import select
 
     need_harness()
-    chosen, questions = select(names), 0
     built = []
-    for task in chosen:
+    for task in select(names):
         said(f"{task.title}: {shots}-shot")
         built.append(build(task, data, shots, limit))
-        questions += len(built[-1].questions)
     write_requests(path, {"shots": shots, "limit": limit}, built)
-    print(f"{questions:,} questions of {len(chosen)} tasks in {path}")
+    print(f"{sum(len(task.questions) for task in built):,} questions of {len(built)} tasks in {path}")
 
 
 def _answer(run: Path, requests: Path, out: Path | None, opened: Opened, progress: Any) -> None:

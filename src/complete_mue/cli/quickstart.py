@@ -44,8 +44,7 @@ def quickstart_command(
     from complete_mue.lab.report.summary import summarize
     from complete_mue.lab.sweep.launch import Launch
     from complete_mue.lab.sweep.quickstart import STEPS, sweep_of
-    from complete_mue.lab.sweep.quickstart_page import write_page
-    from complete_mue.lab.sweep.quickstart_parts import recorded, sizes, trained
+    from complete_mue.lab.sweep.quickstart_parts import recorded, sizes, trained, write_page
 
     began = time.monotonic()
     folder = out or Path("runs") / ("quickstart" if seed == 0 else f"quickstart-{seed}")

@@ -90,7 +90,11 @@ def report_command(
         notes.print(f"wrote {page} and {drawn} picture{'' if drawn == 1 else 's'} next to it")
     folder = out or (None if instead else places[0])
     if folder is not None:
-        _write(summaries, folder, notes)
+        from complete_mue.lab.report.write import write_report
+
+        with notes.status("writing"):
+            written = write_report(summaries, folder)
+        notes.print(f"wrote {written[1]} and {len(written) - 1} files next to it")
     if json:
         print(jsonlib.dumps(report_dict(summaries), indent=1))
     else:
@@ -102,14 +106,6 @@ def report_command(
 
         if not webbrowser.open((folder / "report.html").resolve().as_uri()):
             raise FileError(f"no browser could be opened here; open {folder / 'report.html'} yourself")
-
-
-def _write(summaries: list[Summary], folder: Path, notes: Console) -> None:
-    from complete_mue.lab.report.write import write_report
-
-    with notes.status("writing"):
-        written = write_report(summaries, folder)
-    notes.print(f"wrote {written[1]} and {len(written) - 1} files next to it")
 
 
 def show(summary: Summary, terminal: Console) -> None:

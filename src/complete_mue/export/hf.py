@@ -79,16 +79,15 @@ def render(plan: Plan) -> str:
 def document(plan: Plan, tool: str, checked: str, use: str, sections: dict[str, Any]) -> str:
     """The JSON that a tool on Hugging Face names gets: header, requirements, the tool's own sections, groups."""
     about = [line for line in header(plan, tool, _FORM, checked, use) if line]
-    requires: dict[str, Any] = dict(PLAIN)
-    requires |= shape_fields(plan)
+    requires = {**PLAIN, **shape_fields(plan)}
     body = {"about": about, "form": "folded", "requires": requires, **sections, "groups": groups(plan)}
     return json.dumps(body, indent=2, ensure_ascii=False) + "\n"
 
 
 def shape_fields(plan: Plan) -> dict[str, Any]:
     """What the plan fixes of the model's shape, by the names that stock configs have for it."""
-    shape, found = plan.shape, dict[str, Any]()
-    found |= {"hidden_size": shape.width, "num_hidden_layers": shape.depth}
+    shape = plan.shape
+    found: dict[str, Any] = {"hidden_size": shape.width, "num_hidden_layers": shape.depth}
     if shape.head_dim is not None:
         scale = plan.attention_scale or 1 / math.sqrt(shape.head_dim)
         found |= {"head_dim": shape.head_dim, "attention_scale": scale, "attention_multiplier": scale}

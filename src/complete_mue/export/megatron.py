@@ -79,8 +79,9 @@ def render(plan: Plan) -> str:
     """The module's text."""
     check_attention_scale(plan, NAME)
     found = settings(plan, NAMES, native_route_scale=True)
-    arguments = _arguments(plan)
-    base = _base_weight_decay(plan, found)
+    # The global value, which every group's is a multiple of; a role's own where the global one is 0.
+    base = plan.hyper.weight_decay or max(one.row.weight_decay for one in found)
+    arguments = _arguments(plan, base)
     multiples = _weight_decay_multiples(found, base)
     shares = next((len(kind.groups) for kind in plan.shape.kinds if kind.groups), 1)
     lines = [
@@ -106,9 +107,8 @@ def render(plan: Plan) -> str:
     return "\n".join([about, "", IMPORTS, *lines, "}", BODY]).rstrip() + "\n"
 
 
-def _arguments(plan: Plan) -> list[tuple[str, ...]]:
+def _arguments(plan: Plan, weight_decay: float) -> list[tuple[str, ...]]:
     shape, hyper = plan.shape, plan.hyper
-    found = settings(plan, NAMES, native_route_scale=True)
     dense = [kind for kind in shape.kinds if kind.is_dense]
     routed = [kind for kind in shape.kinds if kind.groups]
     for what, kinds in (("dense", dense), ("routed", routed)):
@@ -161,18 +161,13 @@ def _arguments(plan: Plan) -> list[tuple[str, ...]]:
         ("--lr", repr(hyper.lr)),
         ("--min-lr", "0.0"),
         ("--lr-warmup-init", "0.0"),
-        ("--weight-decay", repr(_base_weight_decay(plan, found))),
+        ("--weight-decay", repr(weight_decay)),
         ("--adam-beta1", repr(hyper.betas[0])),
         ("--adam-beta2", repr(hyper.betas[1])),
         ("--adam-eps", repr(hyper.eps)),
         ("--clip-grad", "0.0"),
         ("--init-method-std", repr(hyper.init_std)),
     ]
-
-
-def _base_weight_decay(plan: Plan, found: tuple[Setting, ...]) -> float:
-    """The global value, which every group's is a multiple of; a role's own where the global one is 0."""
-    return plan.hyper.weight_decay or max(one.row.weight_decay for one in found)
 
 
 _Key = tuple[float, float, float]

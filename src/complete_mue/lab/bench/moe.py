@@ -28,9 +28,8 @@ from torch import Tensor
 
 from complete_mue.errors import KernelError, one_of
 from complete_mue.lab.bench import sonic_tune
-from complete_mue.lab.bench.machine import machine
 from complete_mue.lab.bench.moe_records import DENSE, DENSE_COMPILED, WHOLE_LAYERS, BenchResult, BenchRow, check_names
-from complete_mue.lab.bench.profiler import kernel_times
+from complete_mue.lab.bench.profiler import kernel_times, machine
 from complete_mue.lab.kernels.dispatch import KERNELS, KernelInfo, kernel_module, list_kernels, unavailable
 from complete_mue.lab.nn.feed_forward import FeedForward
 from complete_mue.layout import FeedForward as FeedForwardSpec

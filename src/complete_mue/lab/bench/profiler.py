@@ -1,7 +1,8 @@
-"""Where a step's time goes: milliseconds by kernel (on CPU by operator), as torch's own profiler sees them."""
+"""What a benchmark ran on, and where a step's time goes: milliseconds by kernel, as torch's own profiler sees them."""
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 
 import torch
@@ -12,6 +13,15 @@ from complete_mue.tabular import terminal_table
 
 STEPS = 3  # that are profiled, after those that are timed
 _SHOWN, _LETTERS = 12, 56
+
+
+def machine(device: torch.device, threads: int | None = None) -> dict[str, str]:
+    """The device's name (on CPU with its threads) and torch's version, for tables and records."""
+    if device.type == "cuda":
+        return {"device": torch.cuda.get_device_name(device), "torch": f"torch {torch.__version__}"}
+    threads = threads or torch.get_num_threads()
+    counted = f"{threads} thread{'s' if threads > 1 else ''}"
+    return {"device": f"{platform.machine()} CPU, {counted}", "torch": f"torch {torch.__version__}"}
 
 
 class Profiler:
@@ -41,7 +51,7 @@ class Profiler:
 
 
 def kernel_times(step: Callable[[], object], device: torch.device) -> dict[str, float]:
-    """Milliseconds by kernel of a few steps."""
+    """Milliseconds by kernel (on CPU by operator) of a few steps."""
     profiler = Profiler(device)
     profiler.start()
     for _ in range(STEPS):

@@ -19,8 +19,7 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from complete_mue.lab.bench.machine import machine
-from complete_mue.lab.bench.profiler import Profiler
+from complete_mue.lab.bench.profiler import Profiler, machine
 from complete_mue.lab.recipes import recipe
 from complete_mue.lab.report.tables import number
 from complete_mue.lab.sweep.fused import train_fused

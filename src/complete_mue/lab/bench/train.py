@@ -22,8 +22,7 @@ import torch.nn.functional as F
 from rich.table import Table
 
 from complete_mue.errors import RunError
-from complete_mue.lab.bench.machine import machine
-from complete_mue.lab.bench.profiler import STEPS, kernel_times
+from complete_mue.lab.bench.profiler import STEPS, kernel_times, machine
 from complete_mue.lab.recipes import recipe as named
 from complete_mue.lab.report.tables import number
 from complete_mue.lab.train.config import RunConfig, override
@@ -211,7 +210,8 @@ def measure(
             f"{recipe} does not fit on this device ({str(problem).splitlines()[0]}); take smaller micro-batches "
             f"(accumulate above {config.accumulate}) or keep fewer activations (recompute, up to {config.shape.depth})"
         ) from None
-    spans = [_seconds(one, two) for one, two in itertools.pairwise(ticks[warm_up:])]
+    pairs = itertools.pairwise(ticks[warm_up:])
+    spans = [one.elapsed_time(two) / 1e3 if on_gpu else two - one for one, two in pairs]
     memory: dict[str, float] = {}
     if on_gpu:
         memory["peak_gib"] = torch.cuda.max_memory_allocated(place) / 2**30
@@ -229,10 +229,6 @@ def _tick(device: torch.device) -> Any:
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
-
-
-def _seconds(one: Any, two: Any) -> float:
-    return two - one if isinstance(one, float) else one.elapsed_time(two) / 1e3
 
 
 def _parameters(config: RunConfig, model: torch.nn.Module) -> dict[str, int]:

@@ -28,15 +28,21 @@ _LAZY = {
     "prepare": "prepare_text",
 }
 if TYPE_CHECKING:
-    from complete_mue.lab.data.batches import ImageBatch
-    from complete_mue.lab.data.features import FeatureData, cache_features
-    from complete_mue.lab.data.images import HubImages, ImageArrays, ImageData, ImageFolder
-    from complete_mue.lab.data.prepare_text import prepare
-    from complete_mue.lab.data.scenes import Scenes, Shapes
-    from complete_mue.lab.data.summary import describe
-    from complete_mue.lab.data.tars import ImageTars
-    from complete_mue.lab.data.text import StandardLibrary, TextData
-    from complete_mue.lab.data.video import MovingSprites
+    from complete_mue.lab.data.batches import ImageBatch as ImageBatch
+    from complete_mue.lab.data.features import FeatureData as FeatureData
+    from complete_mue.lab.data.features import cache_features as cache_features
+    from complete_mue.lab.data.images import HubImages as HubImages
+    from complete_mue.lab.data.images import ImageArrays as ImageArrays
+    from complete_mue.lab.data.images import ImageData as ImageData
+    from complete_mue.lab.data.images import ImageFolder as ImageFolder
+    from complete_mue.lab.data.prepare_text import prepare as prepare
+    from complete_mue.lab.data.scenes import Scenes as Scenes
+    from complete_mue.lab.data.scenes import Shapes as Shapes
+    from complete_mue.lab.data.summary import describe as describe
+    from complete_mue.lab.data.tars import ImageTars as ImageTars
+    from complete_mue.lab.data.text import StandardLibrary as StandardLibrary
+    from complete_mue.lab.data.text import TextData as TextData
+    from complete_mue.lab.data.video import MovingSprites as MovingSprites
 
 
 def __getattr__(name: str) -> Any:
@@ -45,22 +51,3 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     return getattr(importlib.import_module(f"complete_mue.lab.data.{_LAZY[name]}"), name)
-
-
-__all__ = [
-    "FeatureData",
-    "HubImages",
-    "ImageArrays",
-    "ImageBatch",
-    "ImageData",
-    "ImageFolder",
-    "ImageTars",
-    "MovingSprites",
-    "Scenes",
-    "Shapes",
-    "StandardLibrary",
-    "TextData",
-    "cache_features",
-    "describe",
-    "prepare",
-]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -42,11 +42,9 @@ class Meter(Progress):
         self._size, self._done = size, 0
         self._part: TaskID | None = None
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.live.transient = kind is not None  # after an error, the error is what stays
-        super().__exit__(kind, value, trace)
+    def __exit__(self, *error: Any) -> None:
+        self.live.transient = error[0] is not None  # after an error, the error is what stays
+        super().__exit__(*error)
 
     def note(self, text: str) -> None:
         """Say something, once."""

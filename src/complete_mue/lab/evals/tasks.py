@@ -3,19 +3,24 @@
 Prompts follow lm-evaluation-harness where it has the task on the same fields (ARC, PIQA, HellaSwag, BoolQ, MMLU) and
 the MosaicML Eval Gauntlet, whose sets and counts are the paper's, for the rest. Multiple-choice tasks score each
 choice after the question and take the likeliest; WinoGrande scores one ending after each of two beginnings.
+
+Data are local files: ``NAME.jsonl`` or ``NAME.jsonl.xz``, one JSON object per line.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from complete_mue.errors import RunError, one_of
-from complete_mue.lab.evals.task_files import Record, checksum, find, read_records
+from complete_mue.errors import FileError, RunError, one_of
+from complete_mue.lab.data.text_files import json_lines, unpacked
 
+Record = dict[str, Any]
+ENDINGS = (".jsonl", ".jsonl.xz")
 Kind = Literal["choice", "schema", "word", "arithmetic"]
 LETTERS = "ABCDE"
 
@@ -46,7 +51,10 @@ class EvalTask:
 
     def checksum(self, folder: Path) -> str:
         """Changes with the data."""
-        return checksum(self.files(folder))
+        total = hashlib.sha256()
+        for path in self.files(folder):
+            total.update(hashlib.sha256(path.read_bytes()).digest())
+        return total.hexdigest()[:16]
 
     def read(self, folder: Path) -> dict[str, list[dict[str, Any]]]:
         """Documents to evaluate on (``test``) and to show as examples (``fewshot``, if the task has its own)."""
@@ -64,6 +72,38 @@ def select(names: Iterable[str] | None) -> list[EvalTask]:
     if not wanted:
         raise RunError(f"no task named: tasks are {', '.join(TASKS)}")
     return [task for task in TASKS.values() if task.name in wanted]
+
+
+def find(folder: Path, name: str) -> Path:
+    """The file that holds ``name``, packed or not."""
+    for ending in ENDINGS:
+        path = folder / f"{name}{ending}"
+        if path.is_file():
+            return path
+    raise FileError(
+        f"{folder}: has no {name}{ENDINGS[0]} and no {name}{ENDINGS[1]}; give the folder of the evaluation sets as "
+        "--data, or leave that task out with --tasks"
+    )
+
+
+def read_records(path: Path, keys: tuple[str, ...]) -> list[Record]:
+    """All records of a file, each of which must have ``keys``."""
+    with unpacked(path) as (_, file):
+        records = [_checked(record, keys, where) for where, record in json_lines(file, path)]
+    if not records:
+        raise FileError(f"{path}: holds no record; copy the file again")
+    return records
+
+
+def _checked(record: Record, keys: tuple[str, ...], where: str) -> Record:
+    missing = [key for key in keys if key not in record]
+    if missing:
+        raise FileError(f"{where}: has no {', '.join(missing)}; this task needs the keys {', '.join(keys)}")
+    if "gold" in keys:
+        gold, choices = record["gold"], record.get("choices", record.get("context_options"))
+        if not (isinstance(gold, int) and isinstance(choices, list) and 0 <= gold < len(choices)):
+            raise FileError(f"{where}: gold = {gold!r} must be an index, from 0, into its choices")
+    return record
 
 
 def _choice(prompt: str) -> Callable[[Record], dict[str, Any]]:

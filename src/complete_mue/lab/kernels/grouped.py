@@ -73,11 +73,7 @@ def unavailable(x: Tensor, up: Tensor) -> str | None:
 
 
 def routed_experts(x: Tensor, up: Tensor, down: Tensor, index: Tensor, weight: Tensor) -> Tensor:
-    """Weighted sum of each token's experts (routed term of Eq. hybrid-general), SwiGLU inside.
-
-    x [tokens, width]; up [experts, 2 expert_width, width], gate rows first; down [experts, width, expert_width];
-    index, weight [tokens, active]. Returns [tokens, width] in x's dtype.
-    """
+    """As ``plain_loop.routed_experts``."""
     if index.numel() == 0:
         return plain_loop.routed_experts(x, up, down, index, weight)  # not every device's grouped_mm takes no rows
     if _eager_on_cpu(x):

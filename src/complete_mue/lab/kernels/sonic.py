@@ -27,24 +27,6 @@ def native(up: Tensor) -> Tensor:
     return up.view(experts, 2, both // 2, width).transpose(1, 2).reshape(experts, both, width)
 
 
-def few_configs() -> None:
-    """Leave SonicMoE's tuners a handful of candidates; from all of them it takes minutes to choose at each new shape.
-
-    It times 358 tilings for each of its products and about 70 for its gather-sum whenever a shape is new. What stays
-    here is its own default tiling for Hopper, and gather-sums of a token's whole row or half of it.
-    """
-    import triton
-    from quack import gemm_interface
-    from sonicmoe.functional.reduction_over_k_gather import token_gather_sum_kernel
-
-    for tuner in (gemm_interface.gemm_tuned, gemm_interface.gemm_gated_tuned, gemm_interface.gemm_dgated_tuned):
-        tuner.configs = [c for c in tuner.configs if is_default(c.kwargs["config"])]
-    token_gather_sum_kernel.configs = [
-        triton.Config({"BLOCK_H": columns, "BLOCK_K": rows}, num_warps=8, num_stages=4)
-        for columns, rows in ((4096, 1), (4096, 4), (2048, 8))
-    ]
-
-
 def is_default(config: Any) -> bool:
     """Whether a tiling is the one SonicMoE takes on Hopper without tuning."""
     tile = (config.tile_m, config.tile_n, config.cluster_m, config.cluster_n)

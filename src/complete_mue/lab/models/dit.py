@@ -9,10 +9,9 @@ Axes: replica (optional, first), batch, channels, frames (video), height, width,
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -181,8 +180,8 @@ class DiffusionTransformer(nn.Module):
         front = () if self.replicas is None else ("replica",)
         into = self.input_output
 
-        def spec(name: str, role: Role, *axes: str, fan_in: str | None = None, multiplier: float = 1.0) -> TensorSpec:
-            return TensorSpec(name, role, (*front, *axes), fan_in, multiplier=multiplier)
+        def spec(name: str, role: Role, *axes: str, fan_in: str | None = None, **options: Any) -> TensorSpec:
+            return TensorSpec(name, role, (*front, *axes), fan_in, **options)
 
         if self.text_features is None:
             text = [spec("text_in", Role.EMBEDDING, "vocab", "width", multiplier=into)]
@@ -195,9 +194,7 @@ class DiffusionTransformer(nn.Module):
             tensor
             for number, layer in enumerate(self.layers)
             for tensor in (
-                dataclasses.replace(
-                    spec(f"modulation.{number}", Role.MODULATION, "modulation", "width", fan_in="width"), layer=number
-                ),
+                spec(f"modulation.{number}", Role.MODULATION, "modulation", "width", fan_in="width", layer=number),
                 *inside(f"layers.{number}", layer.tensors(), {}, number),
             )
         ]

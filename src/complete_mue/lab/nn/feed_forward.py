@@ -174,30 +174,23 @@ class FeedForward(nn.Module):
 
 
 @dataclass(frozen=True)
-class _Slots:
-    """One group's columns in a routing, and what turns its experts' numbers in the block into those in their stack."""
-
-    first: int
-    last: int
-    shift: int
-
-
-@dataclass(frozen=True)
 class _Stack:
-    """All experts of one width, in one pair of tensors."""
+    """All experts of one width, in one pair of tensors. ``slots`` are of each of its groups: the first column in a
+    routing, the one past the last, and what turns its experts' numbers in the block into those in the stack.
+    """
 
     up: str
     down: str
     experts: int
     expert_width: int
-    slots: tuple[_Slots, ...]
+    slots: tuple[tuple[int, int, int], ...]
 
     def take(self, index: Tensor, weight: Tensor, stacks: int) -> tuple[Tensor, Tensor]:
         """This stack's columns of a block's routing."""
         if stacks == 1:
             return index, weight
-        indices = [index[..., s.first : s.last] + s.shift for s in self.slots]
-        weights = [weight[..., s.first : s.last] for s in self.slots]
+        indices = [index[..., first:last] + shift for first, last, shift in self.slots]
+        weights = [weight[..., first:last] for first, last, _ in self.slots]
         return torch.cat(indices, dim=-1), torch.cat(weights, dim=-1)
 
 
@@ -208,7 +201,7 @@ def _stacks(spec: FeedForwardSpec) -> tuple[_Stack, ...]:
         slots, expert, slot, stacked = [], 0, 0, 0
         for group in spec.groups:
             if group.expert_width == width:
-                slots.append(_Slots(slot, slot + group.active, stacked - expert))
+                slots.append((slot, slot + group.active, stacked - expert))
                 stacked += group.experts
             expert += group.experts
             slot += group.active

@@ -10,19 +10,15 @@ tables, pictures -> html_page, write                for the terminal, the page, 
 markdown_page  many sweeps on one Markdown page, which may hold words of your own
 """
 
-from complete_mue.lab.records import find_sweeps, read_sweep
-from complete_mue.lab.report.estimator import Basin, Optimum, optimum_of
-from complete_mue.lab.report.speedup import Speedup, speedup_curves
+from complete_mue.lab.records import find_sweeps
+from complete_mue.lab.report.estimator import optimum_of
+from complete_mue.lab.report.speedup import speedup_curves
 from complete_mue.lab.report.summary import Summary, summarize
 
 __all__ = [
-    "Basin",
-    "Optimum",
-    "Speedup",
     "Summary",
     "find_sweeps",
     "optimum_of",
-    "read_sweep",
     "speedup_curves",
     "summarize",
 ]

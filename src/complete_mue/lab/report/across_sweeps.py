@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from complete_mue.lab.records.schema import HYPERS
 from complete_mue.lab.report.curves import Curve
 from complete_mue.lab.report.labels import TASKS, label, with_unit
 from complete_mue.lab.report.summary import Summary
@@ -56,19 +57,16 @@ def overview_table(found: Sequence[Tally]) -> Table:
             continue
         counts = [len(tally.having(status)) for status in ("missed", "open", "unclear", "unfinished")]
         drifted, costly = worst_drift(tally.curves), worst_regret(tally.curves)
+        held, flat = len(tally.having("held", "flat")), len(tally.having("flat"))
         texts = (
-            tally.summary.title, label(tally.hyper), tally.rules, _held_cell(tally),
+            tally.summary.title, label(tally.hyper), tally.rules,
+            f"{held} of {len(tally.curves)}" + (f" ({flat} flat)" if flat else ""),
             *(str(count or "–") for count in counts),
             f"{drift(drifted)} ({drifted.target})" if drifted else "–",
             f"{regret(costly)} ({costly.target})" if costly else "–",
         )  # fmt: skip
         rows.append(Row(texts))
     return Table(TASKS[found[0].summary.task].capitalize(), headings, frozenset({0, 1, 2, 8, 9}), tuple(rows))
-
-
-def _held_cell(tally: Tally) -> str:
-    held, flat = len(tally.having("held", "flat")), len(tally.having("flat"))
-    return f"{held} of {len(tally.curves)}" + (f" ({flat} flat)" if flat else "")
 
 
 def overview_lines(found: Sequence[Tally]) -> list[Line]:
@@ -80,8 +78,7 @@ def overview_lines(found: Sequence[Tally]) -> list[Line]:
 
 
 def _subject(tally: Tally) -> tuple[int, int]:
-    hypers = ("lr", "weight_decay", "init_std")
-    place = hypers.index(tally.hyper) if tally.hyper in hypers else len(hypers)
+    place = HYPERS.index(tally.hyper) if tally.hyper in HYPERS else len(HYPERS)
     return list(TASKS).index(tally.summary.task), place
 
 

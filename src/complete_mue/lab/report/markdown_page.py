@@ -127,7 +127,9 @@ def shown(summary: Summary) -> tuple[Picture, ...]:
 def article(made: Sequence[Chapter], page: Path) -> str:
     """The generated part: the same text for the same records."""
     found = tallies([chapter.summary for chapter in made if not chapter.summary.probe])
-    parts = [f"Made by {code(_command(made, page))}; change the records, not the text between the markers.", ""]
+    places = dict.fromkeys(_near(c.source if c.source.is_dir() else c.source.parent) for c in made)
+    command = " ".join(["mue report", *sorted(places), "--page", _near(page)])
+    parts = [f"Made by {code(command)}; change the records, not the text between the markers.", ""]
     if found:
         lines = overview_lines(found)
         parts += ["## In short", "", *(f"- {line.sign} {escaped(line.text)}" for line in lines), ""]
@@ -223,11 +225,6 @@ def _origin(chapter: Chapter, page: Path) -> list[str]:
         return [*made, ""]
     place = os.path.relpath(chapter.source, page.parent).replace(os.sep, "/")
     return [*made, "", f"Every run is in [{escaped(chapter.source.name)}]({quote(place)}).", ""]
-
-
-def _command(made: Sequence[Chapter], page: Path) -> str:
-    places = dict.fromkeys(_near(c.source if c.source.is_dir() else c.source.parent) for c in made)
-    return " ".join(["mue report", *sorted(places), "--page", _near(page)])
 
 
 def _near(path: Path) -> str:

@@ -113,7 +113,8 @@ def summarize(folder: str | Path) -> Summary:
     """Read a sweep's folder and compute its optima, drifts, regrets, speedups and verdict."""
     sweep = read_sweep(folder)
     unit = UNITS[sweep.plan.task]
-    scaling = _single_valued(sweep)
+    values = {(point.hyper, point.rules, point.target, point.value) for point in sweep.plan.points}
+    scaling = len(values) == len({of_curve[:3] for of_curve in values})
     scans = () if scaling else _scans(sweep)
     runs = _transferred_runs(sweep, scaling)
     actives = {target.active for target in sweep.plan.targets}
@@ -158,11 +159,6 @@ def _powers(sweep: StoredSweep, scans: Sequence[Scan]) -> tuple[Power, ...]:
         for rules in dict.fromkeys(curve.rules for curve in scan.curves)
     ]
     return tuple(power for group in groups if (power := power_of(group, sparsity)) is not None)
-
-
-def _single_valued(sweep: StoredSweep) -> bool:
-    values = {(point.hyper, point.rules, point.target, point.value) for point in sweep.plan.points}
-    return len(values) == len({of_curve[:3] for of_curve in values})
 
 
 def _progress(sweep: StoredSweep) -> Progress:
@@ -222,16 +218,12 @@ def scan_of(sweep: StoredSweep, hyper: str) -> Scan:
     curves = []
     for key in order:
         fitted = fit_curve(hyper, *key, tuned, found[key], noise[key[0]])
-        curves.append(dataclasses.replace(fitted, runs=_named(point for point, _ in groups[key])))
+        ids = " ".join(sorted(point.id for point, _ in groups[key]))
+        curves.append(dataclasses.replace(fitted, runs=hashlib.sha256(ids.encode()).hexdigest()[:16]))
     if is_role(hyper):
         return Scan(hyper, tuned, tuple(judged(curve, unit) for curve in curves))
     reference = next((curve for curve in curves if curve.target == sweep.reference), None)
     return Scan(hyper, tuned, tuple(_judged(curve, reference, unit) for curve in curves))
-
-
-def _named(points: Iterable[PlannedPoint]) -> str:
-    """A short name of a set of runs, by their ids."""
-    return hashlib.sha256(" ".join(sorted(point.id for point in points)).encode()).hexdigest()[:16]
 
 
 def _ordered(sweep: StoredSweep, groups: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:

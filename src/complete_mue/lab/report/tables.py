@@ -47,7 +47,10 @@ def tables(summary: Summary) -> tuple[Table, ...]:
 
 def scan_table(summary: Summary, scan: Scan) -> Table:
     """Optimum, drift, regret and what they mean, per rule set and target."""
-    more = {"basin": [_basin(c) for c in scan.curves], "seed spread": [number(c.spread, ".4f") for c in scan.curves]}
+    more = {
+        "basin": [str(c.optimum.basin).replace(" to ", " – ") if c.optimum else "–" for c in scan.curves],
+        "seed spread": [number(c.spread, ".4f") for c in scan.curves],
+    }
     return _curves_table(summary, scan, more, frozenset({5, 6}))
 
 
@@ -55,7 +58,9 @@ def axis_table(summary: Summary, scan: Scan) -> Table:
     """The same with the loss at the transferred value and the load variation, for a page of many sweeps."""
     loads = {(run.rules, run.target): run.load_variation for run in summary.runs}
     more = {
-        with_unit("loss at the transferred value", summary.unit): [_loss(curve) for curve in scan.curves],
+        with_unit("loss at the transferred value", summary.unit): [
+            "diverged" if c.transferred_diverged else number(c.transferred_loss, ".4f", c.spread) for c in scan.curves
+        ],
         "load variation": [number(loads.get((curve.rules, curve.target)), ".2f") for curve in scan.curves],
     }
     return _curves_table(summary, scan, more)
@@ -69,8 +74,10 @@ def _curves_table(
     rows = []
     for place, curve in enumerate(scan.curves):
         rules = "" if curve.target == summary.reference else curve.rules
-        numbers = (_optimum(curve), drift(curve), regret(curve), *(column[place] for column in more.values()))
-        short = f"{curve.verdict}{_wall(curve)}"
+        best = curve.optimum
+        optimum = f"{_bound(curve)}{best.value:.3g}" if best else "–"
+        numbers = (optimum, drift(curve), regret(curve), *(column[place] for column in more.values()))
+        short = curve.verdict + (f", diverges {best.diverges}" if best and best.diverges else "")
         verdict = f"{short}: {curve.why}" if curve.why else short
         rows.append(Row((rules, curve.target, *numbers, verdict), curve.status, short))
     title = f"{label(scan.hyper).capitalize()}: transferred value {scan.tuned:.3g}"
@@ -118,21 +125,9 @@ def number(value: float | None, form: str, error: float | None = None) -> str:
     return format(value, form) + ("" if error is None else f" ± {format(error, form.lstrip('+'))}")
 
 
-def _wall(curve: Curve) -> str:
-    return f", diverges {curve.optimum.diverges}" if curve.optimum and curve.optimum.diverges else ""
-
-
-def _basin(curve: Curve) -> str:
-    return str(curve.optimum.basin).replace(" to ", " – ") if curve.optimum else "–"
-
-
 def _bound(curve: Curve) -> str:
     """The sign before what an open edge makes a bound."""
     return {"low": "≤ ", "high": "≥ "}.get(curve.optimum.open or "", "") if curve.optimum else ""
-
-
-def _optimum(curve: Curve) -> str:
-    return f"{_bound(curve)}{curve.optimum.value:.3g}" if curve.optimum else "–"
 
 
 def drift(curve: Curve) -> str:
@@ -144,11 +139,6 @@ def regret(curve: Curve) -> str:
     """Regret with its error; beside an open edge it is at least that."""
     least = "≥ " if _bound(curve) and curve.regret is not None else ""
     return least + number(curve.regret, ".4f", curve.regret_error)
-
-
-def _loss(curve: Curve) -> str:
-    """At the transferred value, with its standard deviation over seeds."""
-    return "diverged" if curve.transferred_diverged else number(curve.transferred_loss, ".4f", curve.spread)
 
 
 # -- for the terminal, for Markdown, as CSV ----------------------------------------------------------------

@@ -44,14 +44,10 @@ def write_report(summaries: Sequence[Summary], folder: Path) -> list[Path]:
     for name, text in texts.items():
         write_text(folder / name, text)
         written.append(folder / name)
-    for number, summary in enumerate(summaries):
+    names = [summary.name for summary in summaries]
+    for number, summary in enumerate(summaries, start=1):
+        shared = f"-{number}" if names.count(summary.name) > 1 else ""
         for picture in pictures(summary):
-            name = f"report-{_file_name(summary, number, summaries)}-{picture.key}.svg"
+            name = f"report-{safe_name(summary.name)}{shared}-{picture.key}.svg"
             written.append(write_svg(picture, folder / name))
     return written
-
-
-def _file_name(summary: Summary, number: int, summaries: Sequence[Summary]) -> str:
-    """The sweep's name, made safe for a file; numbered where two sweeps share it."""
-    same = [other for other in summaries if other.name == summary.name]
-    return safe_name(summary.name) + (f"-{number + 1}" if len(same) > 1 else "")

@@ -8,34 +8,25 @@ dozen operations on whole buffers with one setting per row, however many paramet
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 
-@dataclass(frozen=True)
-class ReplicaSettings:
-    """One parameter's settings, each [K], on the parameter's device in float64."""
-
-    lr: Tensor
-    weight_decay: Tensor
-    eps: Tensor
-    folded: Tensor  # how much of the forward multiplier is in the weights: clipping takes the norm over folded * grad
-
-
 class ReplicaAdamW:
     """AdamW and clipping, replica by replica; replicas marked as dead stay where they are.
 
-    The parameters' and gradients' storage is moved into this optimizer's buffers. ``compiled`` makes two kernels
-    of a step's operations, one over rows and one over elements.
+    ``settings`` are, for each parameter, [4, K] in float64 on its device: lr, weight decay, eps, and how much of the
+    forward multiplier is in the weights (clipping takes the norm over that times the gradient). The parameters' and
+    gradients' storage is moved into this optimizer's buffers. ``compiled`` makes two kernels of a step's operations,
+    one over rows and one over elements.
     """
 
     def __init__(
         self,
         parameters: Mapping[str, nn.Parameter],
-        settings: Mapping[str, ReplicaSettings],
+        settings: Mapping[str, Tensor],
         betas: Tensor,
         *,
         max_norm: float | None = None,
@@ -48,17 +39,13 @@ class ReplicaAdamW:
         row = math.gcd(*sizes)
         rows = torch.tensor([size // row for size in sizes for _ in range(replicas)])
 
-        def spread(values: list[Tensor]) -> Tensor:
+        def spread(values: Sequence[Tensor]) -> Tensor:
             """One value per parameter and replica -> one per row, [rows, 1]."""
             return torch.stack(values).flatten().repeat_interleave(rows.to(betas.device)).unsqueeze(-1)
 
-        given = [settings[name] for name in parameters]
-        self.lr = spread([s.lr for s in given])
-        self.weight_decay = spread([s.weight_decay for s in given])
-        self.eps = spread([s.eps for s in given])
-        self.folded = spread([s.folded for s in given])
-        replica = torch.arange(replicas, device=betas.device)
-        self.replica = spread([replica for _ in given]).squeeze(-1)
+        given = zip(*(settings[name] for name in parameters), strict=True)
+        self.lr, self.weight_decay, self.eps, self.folded = map(spread, given)
+        self.replica = spread([torch.arange(replicas, device=betas.device)] * len(parameters)).squeeze(-1)
         self._rows = [size // row * replicas for size in sizes]  # of each parameter, replica after replica
         self.weights = torch.cat([parameter.detach().flatten() for parameter in parameters.values()]).view(-1, row)
         self.grads, self.first, self.second = (torch.zeros_like(self.weights) for _ in range(3))

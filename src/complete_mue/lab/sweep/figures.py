@@ -113,10 +113,9 @@ def figure(
     wanted = tuple(hypers or (given.hypers if scale != "tiny" else given.hypers[:1]))
     scans = tuple(scan_of(each, base, scale, span, per_octave) for each in wanted)
     dense = Model(base.shape, base.budget)
-    targets = tuple(_target(base, model) for model in (dense, *given.models(dense, scale == "tiny")))
-    return Sweep(name, given.title, given.axis, scale, targets, scans, tuple(rules), tuple(seeds or SEEDS[scale]))
-
-
-def _target(base: RunConfig, model: Model) -> Target:
-    config = dataclasses.replace(base, shape=model.shape, budget=model.budget)
-    return Target(model.name, model.x, config, tuple(Place(*axis) for axis in model.axes))
+    targets = []
+    for model in (dense, *given.models(dense, scale == "tiny")):
+        config = dataclasses.replace(base, shape=model.shape, budget=model.budget)
+        targets.append(Target(model.name, model.x, config, tuple(Place(*axis) for axis in model.axes)))
+    seeds = tuple(seeds or SEEDS[scale])
+    return Sweep(name, given.title, given.axis, scale, tuple(targets), scans, tuple(rules), seeds)

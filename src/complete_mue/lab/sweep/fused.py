@@ -26,7 +26,7 @@ from complete_mue.errors import RunError
 from complete_mue.lab.models import DiffusionTransformer, LanguageModel
 from complete_mue.lab.models.residual_layer import LayerOptions
 from complete_mue.lab.nn.router import Routing
-from complete_mue.lab.sweep.adamw import ReplicaAdamW, ReplicaSettings
+from complete_mue.lab.sweep.adamw import ReplicaAdamW
 from complete_mue.lab.sweep.gpu_turn import NO_TURN, Turn
 from complete_mue.lab.sweep.grid import MAY_DIFFER, alike
 from complete_mue.lab.train.config import RunConfig
@@ -34,7 +34,6 @@ from complete_mue.lab.train.cuda_graph import WARM_UP, Recorded
 from complete_mue.lab.train.schedule import last_window
 from complete_mue.lab.train.task import Batch, Task, build
 from complete_mue.lab.train.trainer import added, balance, pick_device
-from complete_mue.layout import ModelShape
 
 
 @dataclass(frozen=True)
@@ -137,21 +136,17 @@ def _bare_model(config: RunConfig, task: Task, replicas: int, device: torch.devi
     options = LayerOptions(
         attention_scale=config.plan.attention_scale, qk_norm=config.qk_norm, router=config.router, replicas=replicas
     )
+    solo: Any = task.model
     with torch.device("meta"):  # weights drawn here would be thrown away
-        model = _like(task.model, config.shape, options)
+        if isinstance(solo, LanguageModel):
+            model: Any = LanguageModel(config.shape, solo.vocab, **options)
+        else:
+            text: dict[str, Any] = {"text_vocab": solo.text_vocab, "text_features": solo.text_features}
+            model = DiffusionTransformer(config.shape, solo.channels, solo.patch, **text, **options)
     model.to(dtype).to_empty(device=device)
     for layer in model.layers:
         layer.feed_forward.reset_buffers()
     return model
-
-
-def _like(solo: nn.Module, shape: ModelShape, options: LayerOptions) -> LanguageModel | DiffusionTransformer:
-    """A model of the kind and on the data of ``solo``."""
-    if isinstance(solo, LanguageModel):
-        return LanguageModel(shape, solo.vocab, **options)
-    assert isinstance(solo, DiffusionTransformer)
-    text, features = solo.text_vocab, solo.text_features
-    return DiffusionTransformer(shape, solo.channels, solo.patch, text_vocab=text, text_features=features, **options)
 
 
 def _prepare(model: nn.Module, configs: Sequence[RunConfig]) -> ReplicaAdamW:
@@ -162,19 +157,15 @@ def _prepare(model: nn.Module, configs: Sequence[RunConfig]) -> ReplicaAdamW:
     for name, parameter in parameters.items():
         _draw(parameter, [bound[name] for bound in bindings], [config.seed for config in configs])
 
-    def vector(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float64, device=device)
+    def by_replica(values: list[tuple[float, ...]]) -> Tensor:
+        """[K, settings] -> [settings, K]."""
+        return torch.tensor(values, dtype=torch.float64, device=device).T.contiguous()
 
-    def collect(rows: list[Bound]) -> ReplicaSettings:
-        return ReplicaSettings(
-            vector([b.row.lr for b in rows]),
-            vector([b.row.weight_decay for b in rows]),
-            vector([b.row.eps for b in rows]),
-            vector([b.folded for b in rows]),
-        )
+    def numbers(bound: Bound) -> tuple[float, ...]:
+        return bound.row.lr, bound.row.weight_decay, bound.row.eps, bound.folded
 
-    settings = {name: collect([bound[name] for bound in bindings]) for name in parameters}
-    betas = torch.stack([vector([config.plan.hyper.betas[i] for config in configs]) for i in range(2)])
+    settings = {name: by_replica([numbers(bound[name]) for bound in bindings]) for name in parameters}
+    betas = by_replica([config.plan.hyper.betas for config in configs])
     compiled = configs[0].compile and device.type == "cuda"
     return ReplicaAdamW(parameters, settings, betas, max_norm=configs[0].clip, compiled=compiled)
 
@@ -196,7 +187,6 @@ def _placed_batches(tasks: list[Task], whose: Tensor, steps: int, dtype: torch.d
     There is one task per seed, and ``whose`` [K] says which is a replica's: a batch is made once per seed.
     """
     device = whose.device
-
     for batch in _made_ahead(tasks, steps):
         parts = [part.pin_memory() if device.type == "cuda" else part for part in batch]
         placed = [part.to(device, dtype if part.is_floating_point() else None, non_blocking=True) for part in parts]

@@ -8,6 +8,7 @@ reference, before the transfer, so that a perfect transfer has one optimum for a
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -126,23 +127,19 @@ class Sweep:
         """Every run once, also where several scans share it."""
         found: dict[str, SweepPoint] = {}
         for scan in self.scans:
-            roles = Hyper.parse(scan.hyper).roles
-            for target in [target for target in self.targets if target.scanned and target.has(roles)]:
-                for rules in (REFERENCE_RULES,) if target is self.reference else self.rules:
-                    for value in scan.values:
-                        for seed in self.seeds:
-                            self._add(found, scan.hyper, value, target, rules, seed)
+            hyper = Hyper.parse(scan.hyper)
+            for target in [target for target in self.targets if target.scanned and target.has(hyper.roles)]:
+                rule_sets = (REFERENCE_RULES,) if target is self.reference else self.rules
+                for rules, value, seed in itertools.product(rule_sets, scan.values, self.seeds):
+                    reference = hyper.put(target.config.reference, value)
+                    config = dataclasses.replace(target.config, reference=reference, rules=rules, seed=seed)
+                    id_ = config.fingerprint
+                    at = found.get(id_)
+                    if at is not None and (at.target, at.rules) != (target.name, rules):
+                        raise RunError(f"targets {at.target!r} and {target.name!r} are the same run: give each once")
+                    hypers = (*(at.hypers if at else ()), (scan.hyper, value))
+                    found[id_] = SweepPoint(id_, target.name, rules, seed, hypers, config)
         return tuple(found.values())
-
-    @staticmethod
-    def _add(found: dict[str, SweepPoint], hyper: str, value: float, target: Target, rules: str, seed: int) -> None:
-        reference = Hyper.parse(hyper).put(target.config.reference, value)
-        config = dataclasses.replace(target.config, reference=reference, rules=rules, seed=seed)
-        point = found.get(config.fingerprint)
-        if point is not None and (point.target, point.rules) != (target.name, rules):
-            raise RunError(f"targets {point.target!r} and {target.name!r} are the same run: give each once")
-        hypers = (*(point.hypers if point else ()), (hyper, value))
-        found[config.fingerprint] = SweepPoint(config.fingerprint, target.name, rules, seed, hypers, config)
 
     def to_plan(self, command: str, request: dict[str, Any]) -> Plan:
         """The plan for ``sweep.json``; ``request`` is what was asked for, so that a finished sweep knows it is."""

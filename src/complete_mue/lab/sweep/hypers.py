@@ -16,7 +16,7 @@ from typing import Any
 
 from complete_mue.errors import RunError, nearest
 from complete_mue.lab.records.schema import HYPERS
-from complete_mue.layout import Reference, Role, Tuned
+from complete_mue.layout import Reference, Role
 from complete_mue.layout.tensors import VECTOR_ROLES
 
 ROLE_HYPERS = (*HYPERS, "lr_same_decay")
@@ -55,18 +55,15 @@ class Hyper:
 
     def put(self, reference: Reference, value: float) -> Reference:
         """The reference with this value; at its own value, the reference itself."""
+        changed: dict[str, Any] = {self.name: value}
         if not self.roles:
-            changed: dict[str, Any] = {self.name: value}
             return dataclasses.replace(reference, hyper=dataclasses.replace(reference.hyper, **changed))
         if value == self.of(reference):
             return reference
-        return dataclasses.replace(
-            reference, tuned={**reference.tuned, **{role: self._tuned(reference, role, value) for role in self.roles}}
-        )
-
-    def _tuned(self, reference: Reference, role: Role, value: float) -> Tuned:
-        own = reference.tuned_of(role)
-        if self.name != "lr_same_decay":
-            return dataclasses.replace(own, **{self.name: value})
-        base = reference.base(role)
-        return dataclasses.replace(own, lr=value, weight_decay=base.weight_decay * base.lr / value)
+        tuned = dict(reference.tuned)
+        for role in self.roles:
+            if self.name == "lr_same_decay":
+                base = reference.base(role)
+                changed = {"lr": value, "weight_decay": base.weight_decay * base.lr / value}
+            tuned[role] = dataclasses.replace(reference.tuned_of(role), **changed)
+        return dataclasses.replace(reference, tuned=tuned)

@@ -1,4 +1,4 @@
-"""What the quickstart says, part by part, once for the terminal and once for the page.
+"""What the quickstart says, part by part, once for the terminal and once for the page, which has its pictures, too.
 
 1. sizes     rules on live models: how far the updates of every role move its activations, along three axes
 2. trained   short runs: what the transferred learning rate costs along two axes
@@ -8,23 +8,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from html import escape
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from complete_mue.apply.checks import TOLERANCE, AxisCheck, CheckResult, check
 from complete_mue.apply.judge import RoleVerdict
 from complete_mue.chart import Axis, Dot, Drawn, Panel, Picture, log_axis
+from complete_mue.chart_svg import write_svg
 from complete_mue.lab.models.check_setup import language_model_setup
+from complete_mue.lab.report.html_page import figure_html, page_html, verdict_html
 from complete_mue.lab.report.pictures import pictures
 from complete_mue.lab.report.summary import Summary, summarize
 from complete_mue.lab.report.verdict import Line
 from complete_mue.lab.sweep.grid import REFERENCE_RULES
 from complete_mue.lab.sweep.quickstart import COST_LIMIT, DRIFT_LIMIT, OURS, RIVAL, Found, found_by, worst_along
+from complete_mue.storage import write_json, write_text
 
 DERIVED = "complete_mue"  # the paper's rules, which follow from sizes; OURS adds a measured factor
 WALKED = {"width": "width", "activated": "activated experts", "granularity": "granularity"}  # as the page says it
@@ -57,7 +63,7 @@ def sizes() -> Part:
     for place, name in enumerate(WALKED.values()):
         for rules, result in found.items():
             axis = result.axes[place]
-            worst = max(axis.roles, key=lambda role: max(_off(role)))
+            worst = max(axis.roles, key=lambda r: max(abs(r.size_slope - r.expected), abs(r.change_slope)))
             relative = _relative(worst)
             held.setdefault(name, {})[rules] = axis.ok
             span = f"x{axis.xs[-1] / axis.xs[0]:g}"
@@ -81,11 +87,6 @@ def sizes() -> Part:
 def _walk(rules: str, draws: int) -> CheckResult:
     torch.set_num_threads(1)
     return check(language_model_setup, list(WALKED), layout=_LAYOUT, rules=rules, steps=_STEPS, seeds=draws)
-
-
-def _off(role: RoleVerdict) -> tuple[float, float]:
-    """How far the slopes of the size and of its change are from where they should be."""
-    return abs(role.size_slope - role.expected), abs(role.change_slope)
 
 
 def _relative(role: RoleVerdict) -> list[float]:
@@ -242,3 +243,57 @@ def spark(values: list[float]) -> str:
     """Bars for values around one, a quarter to four on a log scale."""
     places = [min(1.0, max(0.0, (math.log2(value) + 2) / 4)) if value > 0 else 0.0 for value in values]
     return "".join(_BARS[round(place * (len(_BARS) - 1))] for place in places)
+
+
+# -- the page ------------------------------------------------------------------------------------------------------
+
+TITLE = "Complete-muE quickstart"
+ABOUT = "Tune one small dense model, transfer its hyperparameters to any MoE: does it hold, here and now?"
+
+
+def write_page(parts: Sequence[Part], advice: Sequence[str], facts: dict[str, Any], folder: Path) -> Path:
+    """Write quickstart.html, quickstart.json and the pictures; the page's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    verdict = {
+        f"{part.name}, {axis}, {rules}": word(held)
+        for part in parts
+        for axis, by in part.held.items()
+        for rules, held in by.items()
+    }
+    numbers = [
+        {"name": part.name, "headings": part.headings, "rows": part.rows, "says": [line.text for line in part.lines]}
+        for part in parts
+    ]
+    data = {"format": 1, **facts, "verdict": verdict, "parts": numbers}
+    write_json(folder / "quickstart.json", data)
+    body = "".join(_section(number, part) for number, part in enumerate(parts, start=1))
+    body += f"<section><h2>Next</h2>{''.join(f'<p>{escape(line)}</p>' for line in advice)}</section>"
+    page = folder / "quickstart.html"
+    write_text(page, page_html(TITLE, ABOUT, "", body, "mue quickstart", data))
+    for part in parts:
+        if part.picture is not None:
+            write_svg(part.picture, folder / f"{part.name}.svg", columns=3)
+    return page
+
+
+def _section(number: int, part: Part) -> str:
+    drawn = "" if part.picture is None else f'<div class="pictures">{figure_html(part.picture, f"p{number}")}</div>'
+    return (
+        f'<section><h2>{number}. {escape(part.title)}</h2><p class="soft">{escape(part.about)}</p>'
+        f"{verdict_html(part.lines)}{drawn}{_table(part)}</section>"
+    )
+
+
+def _table(part: Part) -> str:
+    if not part.rows:
+        return ""
+    head = "".join(f'<th scope="col" class="l">{escape(text)}</th>' for text in part.headings)
+    rows = "".join(f"<tr>{''.join(_cell(text) for text in row)}</tr>" for row in part.rows)
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(part.title)}"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
+
+
+def _cell(text: str) -> str:
+    return f'<td class="l {text if text in ("held", "missed") else ""}">{escape(text)}</td>'

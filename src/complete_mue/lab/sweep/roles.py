@@ -78,18 +78,12 @@ def _roles(config: RunConfig) -> set[Role]:
         found.add(Role.BIAS)
     if isinstance(config.task, PictureTask):
         found.add(Role.MODULATION)
-        if _has_text_features(Path(config.task.source)):
-            found.add(Role.BIAS)
+        if holds_features(Path(config.task.source)):
+            from complete_mue.lab.data.features import FeatureManifest
+
+            if len(FeatureManifest.read(config.task.source).text_shape) == 2:
+                found.add(Role.BIAS)  # a vector in place of captions' features, where there is no text
     return found
-
-
-def _has_text_features(source: Path) -> bool:
-    """Whether captions are cached features, for whose absence such a model has a vector."""
-    if not holds_features(source):
-        return False
-    from complete_mue.lab.data.features import FeatureManifest
-
-    return len(FeatureManifest.read(source).text_shape) == 2
 
 
 def _apart(found: Sequence[str]) -> list[str]:

@@ -74,7 +74,9 @@ def tune(
         found.append(tuned)
         value = float(f"{tuned.optimum.value:.{_DIGITS}g}")
         base = dataclasses.replace(base, reference=Hyper.parse(hyper).put(base.reference, value))
-    write_text(folder / "reference.toml", reference_toml(base.reference, _evidence(found)))
+    notes = ["Tuned by `mue tune`; the records of every run are in the folders named below."]
+    notes += ["; ".join([f"{tuned.says} in {tuned.folder.name}/", *tuned.doubts]) for tuned in found]
+    write_text(folder / "reference.toml", reference_toml(base.reference, notes))
     return base.reference, found
 
 
@@ -124,8 +126,3 @@ def _nothing(curve: Curve, folder: Path) -> str:
     if any(point.diverged for point in curve.points):
         return f"{curve.hyper}: every value from {curve.points[0].value:.3g} up diverged; start from a smaller one"
     return f"{curve.hyper}: no run finished; their records in {folder / 'ledger'} say why"
-
-
-def _evidence(found: Sequence[Tuned]) -> list[str]:
-    lines = ["Tuned by `mue tune`; the records of every run are in the folders named below."]
-    return lines + ["; ".join([f"{tuned.says} in {tuned.folder.name}/", *tuned.doubts]) for tuned in found]

@@ -1,8 +1,11 @@
 """What a run needs on many GPUs, on paper: memory per rank, time per step, what travels between ranks.
 
 Weights are counted tensor by tensor as ``parallel.Ranks.shard`` cuts them; activations and messages are formulas, and
-arithmetic goes by the speeds of kernels (`speeds`). They are checked against runs measured on one GPU
-(docs/distributed.md).
+arithmetic goes by the speeds of kernels. They are checked against runs measured on one GPU (docs/distributed.md).
+
+Speeds are measured on one NVIDIA H200 with torch 2.11 by ``mue bench train RECIPE --profile``: each record in
+docs/results/train holds the time of every kernel of a step, and a test compares the sum of what is below with the step
+as it was timed. Other GPUs are taken to be as far from their own peak and bandwidth; that is not measured.
 """
 
 from __future__ import annotations
@@ -15,16 +18,26 @@ from typing import Any
 import torch
 
 from complete_mue.errors import RunError, one_of
-from complete_mue.lab.train.config import RunConfig
+from complete_mue.lab.train.config import PictureTask, RunConfig
 from complete_mue.lab.train.flops import Cost
 from complete_mue.lab.train.gpus import GPUS
 from complete_mue.lab.train.parallel import WHOLE, check_dealing
 from complete_mue.lab.train.precision import EXPERTS
-from complete_mue.lab.train.speeds import compute_seconds
 from complete_mue.lab.train.task import Task, build
 from complete_mue.layout.numbers import count, real
 
 _STATE = 16  # bytes of a weight, its gradient and its two moments in float32
+
+# Shares of the peak in bfloat16, and of the memory's speed. Attention counts all pairs of tokens, causal or not.
+_PRODUCTS, _EXPERTS, _ATTENTION, _MEMORY = 0.68, 0.61, 0.69, 0.875
+_PADDING = 64  # rows: half of the last tile of each expert
+
+# Bytes moved, per weight and step: AdamW, the norm of gradients, their scaling and zeroing, the experts' copies.
+_OPTIMIZER = 56
+_SUMS = 8  # per weight of an expert and micro-batch: its float32 gradient, read and written
+# Bytes moved, per token and layer: times the width, or the hidden width of a dense branch.
+_LAYER, _MODULATION, _ROUTING, _ATTENTION_BYTES, _SWIGLU = 140, 60, 60, 70, 26
+_OVERHEAD = 1.015  # the step against the sum of its kernels
 
 
 @dataclass(frozen=True)
@@ -183,7 +196,7 @@ def estimate(config: RunConfig, gpus: int, machine: Machine, task: Task | None =
 
     # -- arithmetic
     if machine.mfu is None:
-        compute = compute_seconds(
+        compute = _compute_seconds(
             config, task, machine.gpu, tokens=here * task.sequence, parts=parts, weights=own,
             experts=weights.routed / deal, deal=deal,
         )  # fmt: skip
@@ -206,6 +219,33 @@ def estimate(config: RunConfig, gpus: int, machine: Machine, task: Task | None =
         exchange_seconds=exchange / machine.bandwidth(deal), batch_tokens=config.budget.batch_tokens,
         steps=config.budget.steps, gib=GPUS[machine.gpu].gib, peak=peak,
     )  # fmt: skip
+
+
+def _compute_seconds(
+    config: RunConfig, task: Task, gpu: str, *, tokens: int, parts: int, weights: float, experts: float, deal: int = 1
+) -> float:
+    """One rank's step of ``tokens`` (a picture's text included) in ``parts`` micro-batches.
+
+    ``weights`` are those its optimizer updates and ``experts`` those of experts whose gradients it sums; ``deal`` ranks
+    share a set of experts and send each other tokens.
+    """
+    shape, peak, bandwidth = config.shape, GPUS[gpu].flops, _MEMORY * GPUS[gpu].bandwidth
+    plain = shape.parameters.active + task.embedding  # active weights outside of experts
+    routed = moved = 0.0
+    for block in shape.blocks:
+        active, number = sum(group.active for group in block.groups), sum(group.experts for group in block.groups)
+        moved += (_LAYER + _ATTENTION_BYTES) * shape.width + _SWIGLU * sum(block.branches)
+        if isinstance(config.task, PictureTask):
+            moved += _MODULATION * shape.width
+        if active:
+            inside = 3 * shape.width * sum(group.active * group.expert_width for group in block.groups)
+            rows = tokens / parts * deal * active / number
+            plain -= inside
+            routed += inside * (1 + _PADDING / rows)
+            moved += (_ROUTING + 4 * (active + 1)) * shape.width  # each token's rows are read and summed, twice
+    attention = 12 * shape.depth * shape.width * task.sequence
+    per_token = (6 * plain / _PRODUCTS + 6 * routed / _EXPERTS + attention / _ATTENTION) / peak + moved / bandwidth
+    return _OVERHEAD * (tokens * per_token + (_OPTIMIZER * weights + _SUMS * experts * parts) / bandwidth)
 
 
 def meta_task(config: RunConfig) -> Task:

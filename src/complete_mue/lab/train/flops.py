@@ -40,8 +40,10 @@ class Meter:
     """Tokens per second, utilisation and time left, since the last reading."""
 
     def __init__(self, config: RunConfig, task: Task, device: torch.device, devices: int = 1) -> None:
-        self.config, self.device = config, device
-        self.cost, self.peak = Cost.of(config, task), devices * peak_flops(device)
+        self.config, self.device, self.cost = config, device, Cost.of(config, task)
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+        # FLOP/s in bfloat16; 0 where that is not known
+        self.peak = devices * next((kind.flops for word, kind in GPUS.items() if word in name), 0.0)
         self._last: tuple[float, int] | None = None
 
     def read(self, step: int) -> dict[str, Any]:
@@ -58,9 +60,3 @@ class Meter:
         if self.device.type == "cuda":
             values["peak_gib"] = torch.cuda.max_memory_reserved(self.device) / 2**30  # a graph's own included
         return values
-
-
-def peak_flops(device: torch.device) -> float:
-    """FLOP/s that the device could reach in bfloat16; 0 where that is not known."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    return next((kind.flops for word, kind in GPUS.items() if word in name), 0.0)

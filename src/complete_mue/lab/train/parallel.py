@@ -67,9 +67,11 @@ class Ranks:
                 fully_shard(block, mesh=everyone, mp_policy=policy, ignored_params=small)
                 continue
             self._deal_out(block)
+            # Over dp each expert is cut inside, not expert from expert: those are dealt out over ep already.
             fully_shard(
-                block, mesh=self.mesh["dp"], mp_policy=policy, ignored_params=small, shard_placement_fn=_inside_expert
-            )
+                block, mesh=self.mesh["dp"], mp_policy=policy, ignored_params=small,
+                shard_placement_fn=lambda weight: Shard(1) if weight.ndim == 3 else None,
+            )  # fmt: skip
         fully_shard(model, mesh=everyone, mp_policy=plain, ignored_params=small)
 
     def deals_out(self, block: FeedForward) -> bool:
@@ -261,11 +263,6 @@ def check_dealing(world: int, expert_parallel: int, shape: ModelShape | None = N
                     f"of width {shape.width} into {cut} parts: give a larger expert_parallel, or a number of ranks "
                     f"over it that divides {shape.width} and {2 * width}"
                 )
-
-
-def _inside_expert(parameter: nn.Parameter) -> Shard | None:
-    """Over dp each expert is cut inside, not expert from expert: those are dealt out over ep already."""
-    return Shard(1) if parameter.ndim == 3 else None
 
 
 def _sum_together(tensors: list[Tensor], group: Any) -> None:

@@ -1,13 +1,14 @@
-"""Samples of a trained run: text, pictures, clips."""
+"""Samples of a trained run: text; pictures side by side, as a PNG; clips as a GIF, or as an MP4 where PyAV is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from complete_mue.errors import MueError, RunError
@@ -24,9 +25,11 @@ from complete_mue.lab.models.flow_sampling import sample
 from complete_mue.lab.models.lm import LanguageModel
 from complete_mue.lab.train import checkpoint
 from complete_mue.lab.train.config import PictureTask, RunConfig, TextTask, read_config
-from complete_mue.lab.train.contact_sheet import grid, write_pictures
 from complete_mue.lab.train.task import build
+from complete_mue.storage import whole
 
+_GAP, _LEAST_SIDE, _FRAMES_PER_SECOND = 2, 96, 8
+Frame = NDArray[np.uint8]
 Coder = TypeVar("Coder", Autoencoder, TextEncoder)
 
 
@@ -87,7 +90,7 @@ def draw_pictures(
     assert isinstance(model, DiffusionTransformer)
     task, video = config.task, len(model.patch) == 3
     path = _path(out, video)
-    features = _features(task)
+    features = FeatureManifest.read(task.source) if holds_features(Path(task.source)) else None
     coder = None
     if features is not None and features.asked.get("autoencoder") is not None:
         # Before minutes of sampling: what is missing is said at once.
@@ -110,11 +113,6 @@ def _path(out: Path, video: bool) -> Path:
     if out.suffix.lower() not in allowed:
         raise RunError(f"{out}: give a name that ends in {' or '.join(allowed)}")
     return out
-
-
-def _features(task: PictureTask) -> FeatureManifest | None:
-    """The manifest of the features that a run was trained on; None for pixels."""
-    return FeatureManifest.read(task.source) if holds_features(Path(task.source)) else None
 
 
 def _maker(
@@ -157,3 +155,55 @@ def _text(
         return data.at(np.random.default_rng(seed).integers(0, features.items, count)).text
     numbers = np.concatenate([data.indices(step) for step in range(count)])
     return caption_tokens(data.captions(numbers), task.text_length)
+
+
+# -- as files -----------------------------------------------------------------------------------------------------
+
+
+def grid(clips: Tensor) -> list[Frame]:
+    """Clips [count, 3, frames, height, width] in [-1, 1] as frames of one near-square grid, small ones enlarged."""
+    count, _, frames, height, width = clips.shape
+    columns = int(np.ceil(np.sqrt(count)))
+    rows = -(-count // columns)
+    pixels = ((clips.float().clamp(-1, 1) + 1) * 127.5).round().byte().numpy()
+    side = np.full((frames, rows * (height + _GAP), columns * (width + _GAP), 3), 255, np.uint8)
+    for number in range(count):
+        top, left = (number // columns) * (height + _GAP), (number % columns) * (width + _GAP)
+        side[:, top : top + height, left : left + width] = pixels[number].transpose(1, 2, 3, 0)
+    larger = max(1, _LEAST_SIDE // max(height, width))
+    return list(side.repeat(larger, axis=1).repeat(larger, axis=2))
+
+
+def write_pictures(frames: list[Frame], path: Path) -> None:
+    """PNG (of the first frame), GIF or MP4, by the name's ending."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix.lower() == ".mp4":
+        _write_mp4(frames, path)
+        return
+    from PIL import Image
+
+    first, *others = (Image.fromarray(frame) for frame in frames)
+    with whole(path) as file:
+        if path.suffix.lower() == ".png":
+            first.save(file, "PNG", optimize=True)
+        else:
+            duration = 1000 // _FRAMES_PER_SECOND
+            first.save(file, "GIF", save_all=True, append_images=others, duration=duration, loop=0)
+
+
+def _write_mp4(frames: list[Frame], path: Path) -> None:
+    try:
+        import av
+    except ImportError:
+        raise RunError(
+            f"{path}: an .mp4 needs PyAV: pip install 'complete-mue[diffusion]'; or give a name that ends in .gif"
+        ) from None
+    height, width, _ = frames[0].shape
+    height, width = height - height % 2, width - width % 2  # the codec halves colours
+    with whole(path) as file, av.open(file, "w", format="mp4") as container:
+        stream: Any = container.add_stream("libx264", rate=_FRAMES_PER_SECOND)
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        for frame in frames:
+            picture = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame[:height, :width]), format="rgb24")
+            container.mux(stream.encode(picture))
+        container.mux(stream.encode())
