@@ -202,7 +202,7 @@ def test_the_page_of_pictures_quotes_its_records() -> None:
 TRANSFER, ROLES = Path("docs/results/transfer.md"), Path("docs/results/roles.md")
 SMALL_BATCH, LARGER_BATCH = Path("docs/results/small_batch.md"), Path("docs/results/larger_batch.md")
 ROUTERS = Path("docs/results/routers.md")
-STEPS, STEPS_TABLES = Path("docs/results/steps.md"), ("powers", "gains", "plain", "plain_moe", "plain_dit")
+STEPS, STEPS_TABLES = Path("docs/results/steps.md"), ("powers", "gains", "betas", "plain", "plain_moe", "plain_dit")
 PAGES_OF_RESULTS = [TRANSFER, ROLES, SMALL_BATCH, LARGER_BATCH, ROUTERS, STEPS]
 
 
@@ -314,10 +314,34 @@ def test_the_tables_of_batch_and_steps_are_what_the_script_computes() -> None:
         [str(len(cases)), *fit] for cases, fit in zip(found, fits, strict=True)
     ]
     for cases, row in zip(found, table("results/steps.md", "gains"), strict=True):
-        root, plain = (made["gain"](cases, made["RULES"][name]) for name in ("batch^(1/4)", "unchanged"))
-        cells = [f"{root[0]:+.4f} ± {root[1]:.4f}", f"{root[2]:+.4f}", f"{plain[0]:+.4f} ± {plain[1]:.4f}"]
-        assert row[1:] == cells
+        lower = made["gains"](cases, made["RULES"]["batch^(1/4)"])
+        worst = min(statistics.fmean(by_seed.values()) for _, by_seed in lower)
+        assert row[1:] == [*(f"{mean:+.4f} ± {error:.4f}" for mean, error in made["by_steps"](lower)), f"{worst:+.4f}"]
     assert sum(map(len, found)) == 47
+
+
+def test_the_table_of_held_betas_equals_the_records() -> None:
+    """Against the same runs with transferred betas: at the reference's lr seed by seed, and each at its best value."""
+    held, *moved = (summarize(ROOT / "docs/results" / f"{name}.jsonl") for name in (
+        "steps/lm-shorter", "transfer/lm-duration", "transfer/lm-duration_moe",
+    ))  # fmt: skip
+    want = []
+    for curve in held.scans[0].curves[1:]:
+        target = held.target(curve.target)
+        factor = (held.target("dense").steps / target.steps) ** 0.5
+        (other,) = (c for summary in moved for c in summary.scans[0].curves if c.target == curve.target)
+        ours, theirs = (
+            next(dict(p.losses) for p in c.points if math.isclose(p.value, c.transferred / factor, rel_tol=0.01))
+            for c in (curve, other)
+        )
+        higher = [ours[seed] - theirs[seed] for seed in sorted(ours)]
+        best = [min(p.loss for p in c.points if p.loss) for c in (curve, other)]
+        want.append([
+            f"{statistics.fmean(higher):+.3f} ± {statistics.stdev(higher) / len(higher) ** 0.5:.3f}",
+            f"{best[0] - best[1]:+.3f}",
+            *(f"{c.optimum.value * factor:.5f} ± {c.optimum_error:.2f}" for c in (curve, other) if c.optimum),
+        ])  # fmt: skip
+    assert [row[1:] for row in table("results/steps.md", "betas")] == want
 
 
 def test_the_small_models_plain_learning_rates_equal_the_records() -> None:

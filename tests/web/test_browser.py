@@ -66,7 +66,7 @@ def test_typed_in_and_shown_as_the_command_line_says(open_: Callable[..., Any], 
     _, *words = browser.execute_script("return document.getElementById('command').textContent").split()
     printed = json.loads(mue(*words, "--format", "json", cwd=tmp_path).stdout)
     assert words[3:] == ["--rules", "complete_mue", "--betas", "hold", "--duration", "fixed"]
-    assert printed["global"]["lr"] == 2e-3
+    assert printed["global"]["lr"] == pytest.approx(2e-3 * 4**0.25)  # four times the batch
     for form in ("multiplier", "folded"):
         browser.execute_script("arguments[0].click()", browser.find_element("css selector", f"[value='{form}']"))
         shown = browser.execute_script(f"return {ROWS}")
