@@ -16,6 +16,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,25 @@ def cases(name: str) -> list[Case]:
             batch, steps = target.batch_tokens / dense.batch_tokens, target.steps / dense.steps
             found.setdefault((batch, steps), Case(batch, steps, curve))
     return sorted(found.values(), key=lambda case: (case.batch, case.steps) != (1, 1))
+
+
+def power_of_others(name: str) -> float:
+    """p of lr = batch^p, whatever the steps, from all settings but one, each with a level of its own."""
+    above = below = 0.0
+    for other in SETTINGS:
+        known = [(case, case.curve.optimum) for case in cases(other) if other != name]
+        logs = [
+            (math.log2(case.batch), math.log2(best.value / case.steps**0.5), case.curve.optimum_error or math.nan)
+            for case, best in known
+            if best is not None and not best.open
+        ]
+        if logs:
+            batch, optimum, error = np.array(logs).T
+            weights = 1 / (error**2 + _SCATTER**2)
+            centred = batch - np.average(batch, weights=weights)
+            above += float((weights * centred * optimum).sum())
+            below += float((weights * centred * centred).sum())
+    return above / below
 
 
 def powers(found: list[Case]) -> list[tuple[float, float]]:
@@ -115,12 +135,21 @@ def by_steps(lower: list[tuple[Case, dict[int, float]]]) -> list[tuple[float, fl
     return [mean(part) if part else None for part in (*signs, lower)]
 
 
+def _root(power: float, batch: float, steps: float) -> float:
+    return batch**power
+
+
 def main() -> int:
     """Print both tables."""
     print(f"{'':13} {'budgets':>7} {'batch^p':>16} {'steps^q, fewer':>16} {'steps^q, more':>16}")
     for name in SETTINGS:
         cells = [f"{value:+.2f} ± {error:.2f}" for value, error in powers(cases(name))]
         print(f"{name:13} {len(cases(name)):7} " + " ".join(f"{cell:>16}" for cell in cells))
+    print("\nbatch^p, with p of the four other settings, ends lower than the paper's rule by")
+    for name in SETTINGS:
+        p = power_of_others(name)
+        tested = mean(gains(cases(name), partial(_root, p)))
+        print(f"{name:13} p = {p:.2f}: {tested[0]:+.4f} ± {tested[1]:.4f}")
     for rule in list(RULES)[1:]:
         print(f"\n{rule} ends lower than the paper's rule by")
         print(f"{'':13} {'fewer steps':>18} {'as many':>18} {'more steps':>18} {'all':>18} {'worst':>8}")

@@ -318,6 +318,9 @@ def test_the_tables_of_batch_and_steps_are_what_the_script_computes() -> None:
         worst = min(statistics.fmean(by_seed.values()) for _, by_seed in lower)
         assert row[1:] == [*(f"{mean:+.4f} ± {error:.4f}" for mean, error in made["by_steps"](lower)), f"{worst:+.4f}"]
     assert sum(map(len, found)) == 47
+    others = [made["power_of_others"](name) for name in made["SETTINGS"]]
+    page = " ".join((ROOT / STEPS).read_text(encoding="utf-8").split())
+    assert f"fitted on four settings, {min(others):.2f} to {max(others):.2f}, ends lower" in page
 
 
 def test_the_table_of_held_betas_equals_the_records() -> None:
