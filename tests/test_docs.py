@@ -387,6 +387,14 @@ def test_update_effects_are_measured_in_training(tmp_path: Path) -> None:
         assert next(line for line in found if line["role"] == role)["change"] > 0
 
 
+def test_the_table_of_noise_scales_equals_the_records() -> None:
+    rows = table("results/steps.md", "noise")
+    for row, name in zip(rows, ("small_batch", "language", "diffusion", "larger_batch"), strict=True):
+        record = json.loads((ROOT / f"docs/results/noise/{name}.json").read_text(encoding="utf-8"))
+        found = [line["as AdamW"] / record["batch_tokens"] for seed in record["seeds"] for line in seed]
+        assert row[1] == f"{statistics.median(found):.1f} ({min(found):.1f} to {max(found):.1f})"
+
+
 def test_the_noise_scale_is_found_in_gradients_of_known_noise() -> None:
     """400 gradients of 8 tokens around G, a token's noise of variance S: S / G^2 tokens, each weight by itself."""
     torch = pytest.importorskip("torch")
