@@ -107,7 +107,7 @@ REASONS: dict[tuple[str, str], Reason] = {
     ("lr", "f"): Reason("an AdamW step of size lr moves the output by lr times the tensor's own fan-in", "width muP"),
     ("lr", "S"): Reason("few of the tokens reach a sparse expert, and those are alike: its up projection wants a smaller lr", f"beyond the paper: exponent {EXPERT_UP_LR}"),
     ("lr", "s"): Reason("T steps of size lr keep the horizon T·lr² when lr goes with sqrt(T*/T)", "global AdamW rule (Tab. optimizer-rules)"),
-    ("lr", "B"): Reason("optima of short and long runs went with the batch, hardly with the number of steps", f"beyond the paper: exponent {BATCH_LR}"),
+    ("lr", "B"): Reason("optima went with the batch, and in shorter runs hardly with the number of steps", f"beyond the paper: exponent {BATCH_LR} (docs/results/steps.md)"),
     ("weight_decay", "d"): Reason("lr fell by ρ_d; weight decay rises by it so that lr·wd, the shrinkage per step, stays", "CompleteP parameter groups"),
     ("weight_decay", "f"): Reason("weight decay rises as lr falls so that lr·wd, the shrinkage per step, stays", "width muP, decoupled decay"),
     ("weight_decay", "s"): Reason("wd moves with lr so that wd/lr, the normalized decay, stays", "global AdamW rule (Tab. optimizer-rules)"),
