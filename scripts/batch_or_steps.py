@@ -32,6 +32,7 @@ SETTINGS = {
     "small batch": ("small_batch/lm-duration", "small_batch/lm-batch_steps", "small_batch/lm-batch_tokens"),
     "larger batch": ("larger_batch/lm-duration", "larger_batch/lm-batch_steps"),
 }
+TESTED = "steps/lm-batch-and-steps"  # budgets of the small model that were predicted before they ran
 _SCATTER = 0.15  # octaves: what powers leave, beyond the optima's own errors
 RULES: dict[str, Callable[[float, float], float]] = {  # of the ratios of batch and steps
     "paper": lambda batch, steps: steps**-0.5,
@@ -52,13 +53,24 @@ class Case:
 
 def cases(name: str) -> list[Case]:
     """Each budget of a setting once, the first as at the reference's."""
+    return _cases(SETTINGS[name], "MoE" in name)
+
+
+def tested() -> list[Case]:
+    """The small model's reference, as tuned before, and the budgets that were predicted."""
+    known = {(case.batch, case.steps) for case in cases("small batch")}
+    new = [case for case in _cases((TESTED,), False) if (case.batch, case.steps) not in known]
+    return [cases("small batch")[0], *new]
+
+
+def _cases(files: tuple[str, ...], routed: bool) -> list[Case]:
     found: dict[tuple[float, float], Case] = {}
-    for file in SETTINGS[name]:
+    for file in files:
         summary = summarize(RESULTS / f"{file}.jsonl")
-        dense = summary.target("dense")
+        dense = summary.target(summary.reference)
         for curve in summary.scans[0].curves:
             target = summary.target(curve.target)
-            if curve.optimum is None or ("MoE" in name and curve.target == "dense"):
+            if curve.optimum is None or (routed and curve.target == summary.reference):
                 continue
             batch, steps = target.batch_tokens / dense.batch_tokens, target.steps / dense.steps
             found.setdefault((batch, steps), Case(batch, steps, curve))
@@ -129,6 +141,15 @@ def _read(runs: list[tuple[float, float]], value: float) -> float:
     return sum(y * math.prod((x - b) / (a - b) for b, _ in near if b != a) for a, y in near)
 
 
+def values(reference: Case, case: Case) -> list[str]:
+    """As AdamW gets them: the optimum with its error in octaves, and what the fourth root and the paper's rule give."""
+    start, best = reference.curve.optimum, case.curve.optimum
+    assert start is not None
+    assert best is not None
+    ours, theirs = (start.value * RULES[rule](case.batch, case.steps) for rule in ("batch^(1/4)", "paper"))
+    return [f"{best.value / case.steps**0.5:.4f} ± {case.curve.optimum_error:.2f}", f"{ours:.4f}", f"{theirs:.4f}"]
+
+
 def by_steps(lower: list[tuple[Case, dict[int, float]]]) -> list[tuple[float, float] | None]:
     """The mean at fewer, as many and more steps than the reference's, and over all; None where there are no budgets."""
     signs = [[entry for entry in lower if (entry[0].steps > 1) - (entry[0].steps < 1) == sign] for sign in (-1, 0, 1)]
@@ -140,25 +161,33 @@ def _root(power: float, batch: float, steps: float) -> float:
 
 
 def main() -> int:
-    """Print both tables."""
+    """Print all tables."""
     print(f"{'':13} {'budgets':>7} {'batch^p':>16} {'steps^q, fewer':>16} {'steps^q, more':>16}")
     for name in SETTINGS:
-        cells = [f"{value:+.2f} ± {error:.2f}" for value, error in powers(cases(name))]
-        print(f"{name:13} {len(cases(name)):7} " + " ".join(f"{cell:>16}" for cell in cells))
-    print("\nbatch^p, with p of the four other settings, ends lower than the paper's rule by")
-    for name in SETTINGS:
-        p = power_of_others(name)
-        tested = mean(gains(cases(name), partial(_root, p)))
-        print(f"{name:13} p = {p:.2f}: {tested[0]:+.4f} ± {tested[1]:.4f}")
+        fits = [f"{value:+.2f} ± {error:.2f}" for value, error in powers(cases(name))]
+        print(f"{name:13} {len(cases(name)):7} " + " ".join(f"{fit:>16}" for fit in fits))
     for rule in list(RULES)[1:]:
         print(f"\n{rule} ends lower than the paper's rule by")
         print(f"{'':13} {'fewer steps':>18} {'as many':>18} {'more steps':>18} {'all':>18} {'worst':>8}")
         for name in SETTINGS:
             lower = gains(cases(name), RULES[rule])
-            cells = [f"{found[0]:+.4f} ± {found[1]:.4f}" if found else "–" for found in by_steps(lower)]
             worst = min(statistics.fmean(by_seed.values()) for _, by_seed in lower)
-            print(f"{name:13} " + " ".join(f"{cell:>18}" for cell in cells) + f" {worst:>+8.4f}")
+            print(f"{name:13} " + " ".join(f"{_shown(found):>18}" for found in by_steps(lower)) + f" {worst:>+8.4f}")
+    print("\nbatch^p, with p of the four other settings, ends lower than the paper's rule by")
+    for name in SETTINGS:
+        p = power_of_others(name)
+        print(f"{name:13} p = {p:.2f}: {_shown(mean(gains(cases(name), partial(_root, p))))}")
+    print("\nbudgets predicted before they ran: optimum, batch^(1/4), the paper's; batch^(1/4) ends lower by")
+    reference, *_ = tested()
+    for case, by_seed in gains(tested(), RULES["batch^(1/4)"]):
+        print(
+            f"batch x{case.batch:g}, steps x{case.steps:g}:", *values(reference, case), _shown(mean([(case, by_seed)]))
+        )
     return 0
+
+
+def _shown(found: tuple[float, float] | None) -> str:
+    return f"{found[0]:+.4f} ± {found[1]:.4f}" if found else "–"
 
 
 if __name__ == "__main__":

@@ -202,7 +202,10 @@ def test_the_page_of_pictures_quotes_its_records() -> None:
 TRANSFER, ROLES = Path("docs/results/transfer.md"), Path("docs/results/roles.md")
 SMALL_BATCH, LARGER_BATCH = Path("docs/results/small_batch.md"), Path("docs/results/larger_batch.md")
 ROUTERS = Path("docs/results/routers.md")
-STEPS, STEPS_TABLES = Path("docs/results/steps.md"), ("powers", "gains", "betas", "plain", "plain_moe", "plain_dit")
+STEPS, STEPS_TABLES = (
+    Path("docs/results/steps.md"),
+    ("powers", "gains", "tested", "betas", "plain", "plain_moe", "plain_dit"),
+)
 PAGES_OF_RESULTS = [TRANSFER, ROLES, SMALL_BATCH, LARGER_BATCH, ROUTERS, STEPS]
 
 
@@ -318,6 +321,15 @@ def test_the_tables_of_batch_and_steps_are_what_the_script_computes() -> None:
         worst = min(statistics.fmean(by_seed.values()) for _, by_seed in lower)
         assert row[1:] == [*(f"{mean:+.4f} ± {error:.4f}" for mean, error in made["by_steps"](lower)), f"{worst:+.4f}"]
     assert sum(map(len, found)) == 47
+    lower = made["gains"](made["tested"](), made["RULES"]["batch^(1/4)"])
+    assert table("results/steps.md", "tested") == [
+        [
+            f"x{case.batch:g}, x{case.steps:g}",
+            *made["values"](made["tested"]()[0], case),
+            made["_shown"](made["mean"]([(case, by_seed)])),
+        ]
+        for case, by_seed in lower
+    ]
     others = [made["power_of_others"](name) for name in made["SETTINGS"]]
     page = " ".join((ROOT / STEPS).read_text(encoding="utf-8").split())
     assert f"fitted on four settings, {min(others):.2f} to {max(others):.2f}, ends lower" in page

@@ -55,7 +55,7 @@ class Sde:
     def moved(self) -> dict[str, tuple[float, Range]]:
         """The objects that are not kept: name -> ratio, and the range in which a change of it was measured."""
         # Weight decay goes with T^-1/2 whatever lr is: so lr was scanned, and so is a fixed duration planned.
-        as_scanned = math.isclose(self.horizon * self.lambda_**2, 1, rel_tol=_EQUAL)
+        as_scanned = math.isclose(self.horizon * self.lambda_ * self.lambda_, 1, rel_tol=_EQUAL)
         objects = {
             "σ0": (self.sigma0, SIGMA0),
             "λ/η": (self.lambda_, FIXED_LAMBDA if as_scanned else KEPT),
