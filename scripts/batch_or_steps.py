@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -77,34 +78,45 @@ def _cases(files: tuple[str, ...], routed: bool) -> list[Case]:
     return sorted(found.values(), key=lambda case: (case.batch, case.steps) != (1, 1))
 
 
+def _logs(found: list[Case]) -> np.ndarray[Any, Any]:
+    """log2 of batch, steps and optimum as AdamW gets it, and its error with the scatter: a row for each known one."""
+    known = [(case, best) for case in found if (best := case.curve.optimum) is not None and not best.open]
+    return np.array([
+        (
+            math.log2(case.batch), math.log2(case.steps), math.log2(best.value / case.steps**0.5),
+            math.hypot(case.curve.optimum_error or math.nan, _SCATTER),
+        )
+        for case, best in known
+    ])  # fmt: skip
+
+
 def power_of_others(name: str) -> float:
     """p of lr = batch^p, whatever the steps, from all settings but one, each with a level of its own."""
     above = below = 0.0
     for other in SETTINGS:
-        known = [(case, case.curve.optimum) for case in cases(other) if other != name]
-        logs = [
-            (math.log2(case.batch), math.log2(best.value / case.steps**0.5), case.curve.optimum_error or math.nan)
-            for case, best in known
-            if best is not None and not best.open
-        ]
-        if logs:
-            batch, optimum, error = np.array(logs).T
-            weights = 1 / (error**2 + _SCATTER**2)
-            centred = batch - np.average(batch, weights=weights)
-            above += float((weights * centred * optimum).sum())
-            below += float((weights * centred * centred).sum())
+        if other != name:
+            batch, _, optimum, error = _logs(cases(other)).T
+            centred = batch - np.average(batch, weights=error**-2)
+            above += float((centred * optimum / error**2).sum())
+            below += float((centred * centred / error**2).sum())
     return above / below
+
+
+def noise_scale(name: str) -> float:
+    """In batches of the reference: with it lr = 1/sqrt(1 + noise scale/batch) fits the optima at the reference's steps
+    and the smallest and the largest batch; where one of these is a bound, so is it."""
+    known = sorted((case for case in cases(name) if case.steps == 1), key=lambda case: case.batch)
+    (low, first), *_, (high, last) = ((c.batch, c.curve.optimum.value) for c in known if c.curve.optimum is not None)
+    square = (last / first) ** 2
+    return (square - 1) / (1 / low - square / high)
 
 
 def powers(found: list[Case]) -> list[tuple[float, float]]:
     """p, and q for fewer and for more steps, with their errors: least squares of log2 of the optima that are known."""
-    known = [case for case in found if case.curve.optimum is not None and not case.curve.optimum.open]
-    errors = np.array([math.hypot(case.curve.optimum_error or math.nan, _SCATTER) for case in known])
-    logs = [(math.log2(case.batch), math.log2(case.steps)) for case in known]
-    terms = np.array([[1.0, batch, min(steps, 0.0), max(steps, 0.0)] for batch, steps in logs]) / errors[:, None]
-    plain = [math.log2(case.curve.optimum.value) - math.log2(case.steps) / 2 for case in known if case.curve.optimum]
+    batch, steps, optimum, error = _logs(found).T
+    terms = np.stack([np.ones_like(batch), batch, np.minimum(steps, 0), np.maximum(steps, 0)], axis=1) / error[:, None]
     inverse = np.linalg.inv(terms.T @ terms)
-    fitted = inverse @ terms.T @ (np.array(plain) / errors)
+    fitted = inverse @ terms.T @ (optimum / error)
     return [(float(fitted[k]), float(inverse[k, k]) ** 0.5) for k in (1, 2, 3)]
 
 
@@ -177,6 +189,9 @@ def main() -> int:
     for name in SETTINGS:
         p = power_of_others(name)
         print(f"{name:13} p = {p:.2f}: {_shown(mean(gains(cases(name), partial(_root, p))))}")
+    print("\nnoise scale, in batches of the reference, by which the optima move with the batch")
+    for name in SETTINGS:
+        print(f"{name:13} {noise_scale(name):.1f}")
     print("\nbudgets predicted before they ran: optimum, batch^(1/4), the paper's; batch^(1/4) ends lower by")
     reference, *_ = tested()
     for case, by_seed in gains(tested(), RULES["batch^(1/4)"]):

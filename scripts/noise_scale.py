@@ -1,10 +1,12 @@
 """Is gradient noise what limits a reference's learning rate? The noise scale of its gradients, through training.
 
-    python scripts/noise_scale.py DATA --reference docs/results/pair/reference.toml --at 100 200 400 600
-    python scripts/noise_scale.py scenes --task dit --reference docs/results/dit-reference.toml --at 100 200 400 600
-    python scripts/noise_scale.py stdlib --scale tiny --set reference.hyper.lr=0.004           # 1,024 bytes a step
-    python scripts/noise_scale.py stdlib --scale tiny --set reference.hyper.lr=0.006 --set budget.batch_tokens=8192 \\
-        --set reference.budget.batch_tokens=8192
+    TINY="stdlib --scale tiny --set reference.hyper.lr=0.004"
+    LATE="--at 100 200 400 600 --seeds 1"
+    python scripts/noise_scale.py $TINY --at 40 80 150 220 --name small_batch
+    python scripts/noise_scale.py $TINY --at 20 40 75 110 --name larger_batch \\
+        --set budget.batch_tokens=8192 --set budget.steps=150
+    python scripts/noise_scale.py DATA --reference docs/results/pair/reference.toml $LATE --name language
+    python scripts/noise_scale.py scenes --task dit --reference docs/results/dit-reference.toml $LATE --name diffusion
 
 The dense reference trains as in a sweep. At the steps ``--at``, gradients of many small batches that are never trained
 on tell their mean G from their spread: the noise scale is the batch at which the noise of a gradient is as large as G

@@ -309,30 +309,39 @@ def test_the_tables_of_plain_learning_rates_equal_the_records(name: str, sweeps:
     assert_same_page("\n".join(map(" ".join, table("results/steps.md", name))), "\n".join(want))
 
 
+def assert_table(page: str, name: str, rows: list[list[str]]) -> None:
+    """The cells beside the first column."""
+    found = [row[1:] for row in table(page, name)]
+    assert_same_page("\n".join(" | ".join(row) for row in found), "\n".join(" | ".join(row) for row in rows))
+
+
 def test_the_tables_of_batch_and_steps_are_what_the_script_computes() -> None:
     made = runpy.run_path(str(ROOT / "scripts/batch_or_steps.py"))
-    found = [made["cases"](name) for name in made["SETTINGS"]]
+    found, root = [made["cases"](name) for name in made["SETTINGS"]], made["RULES"]["batch^(1/4)"]
     fits = [[f"{value:+.2f} ± {error:.2f}" for value, error in made["powers"](cases)] for cases in found]
-    assert [row[1:] for row in table("results/steps.md", "powers")] == [
-        [str(len(cases)), *fit] for cases, fit in zip(found, fits, strict=True)
+    assert_table(
+        "results/steps.md", "powers", [[str(len(cases)), *fit] for cases, fit in zip(found, fits, strict=True)]
+    )
+    lower = [made["gains"](cases, root) for cases in found]
+    worst = [min(statistics.fmean(by_seed.values()) for _, by_seed in setting) for setting in lower]
+    rows = [
+        [*map(made["_shown"], made["by_steps"](setting)), f"{least:+.4f}"]
+        for setting, least in zip(lower, worst, strict=True)
     ]
-    for cases, row in zip(found, table("results/steps.md", "gains"), strict=True):
-        lower = made["gains"](cases, made["RULES"]["batch^(1/4)"])
-        worst = min(statistics.fmean(by_seed.values()) for _, by_seed in lower)
-        assert row[1:] == [*(f"{mean:+.4f} ± {error:.4f}" for mean, error in made["by_steps"](lower)), f"{worst:+.4f}"]
+    assert_table("results/steps.md", "gains", rows)
+    reference, *_ = made["tested"]()
+    rows = [
+        [*made["values"](reference, case), made["_shown"](made["mean"]([(case, by_seed)]))]
+        for case, by_seed in made["gains"](made["tested"](), root)
+    ]
+    assert_table("results/steps.md", "tested", rows)
     assert sum(map(len, found)) == 47
-    lower = made["gains"](made["tested"](), made["RULES"]["batch^(1/4)"])
-    assert table("results/steps.md", "tested") == [
-        [
-            f"x{case.batch:g}, x{case.steps:g}",
-            *made["values"](made["tested"]()[0], case),
-            made["_shown"](made["mean"]([(case, by_seed)])),
-        ]
-        for case, by_seed in lower
-    ]
-    others = [made["power_of_others"](name) for name in made["SETTINGS"]]
     page = " ".join((ROOT / STEPS).read_text(encoding="utf-8").split())
+    others = [made["power_of_others"](name) for name in made["SETTINGS"]]
     assert f"fitted on four settings, {min(others):.2f} to {max(others):.2f}, ends lower" in page
+    scales = [made["noise_scale"](name) for name in ("small batch", "dense", "diffusion", "larger batch")]
+    said = [row[3].removesuffix(" or more") for row in table("results/steps.md", "noise")]
+    assert [float(cell) for cell in said] == pytest.approx(scales, abs=0.05)
 
 
 def test_the_table_of_held_betas_equals_the_records() -> None:
@@ -356,7 +365,7 @@ def test_the_table_of_held_betas_equals_the_records() -> None:
             f"{best[0] - best[1]:+.3f}",
             *(f"{c.optimum.value * factor:.5f} ± {c.optimum_error:.2f}" for c in (curve, other) if c.optimum),
         ])  # fmt: skip
-    assert [row[1:] for row in table("results/steps.md", "betas")] == want
+    assert_table("results/steps.md", "betas", want)
 
 
 def test_the_small_models_plain_learning_rates_equal_the_records() -> None:
