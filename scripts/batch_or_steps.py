@@ -33,7 +33,14 @@ SETTINGS = {
     "small batch": ("small_batch/lm-duration", "small_batch/lm-batch_steps", "small_batch/lm-batch_tokens"),
     "larger batch": ("larger_batch/lm-duration", "larger_batch/lm-batch_steps"),
 }
-TESTED = "steps/lm-batch-and-steps"  # budgets of the small model that were predicted before they ran
+TESTED = {  # budgets that were predicted before they ran: where each setting was tuned before, and their records
+    "small batch": (SETTINGS["small batch"], "steps/lm-batch-and-steps"),
+    "dense": (SETTINGS["dense"], "transfer/lm-batch_and_steps"),
+    "MoE (64e8a)": (SETTINGS["MoE (64e8a)"], "transfer/lm-batch_and_steps"),
+    "diffusion": (SETTINGS["diffusion"], "transfer/dit-batch_and_steps"),
+    "MoE (64e8a), diffusion": (("transfer/dit-grouped",), "transfer/dit-batch_and_steps"),
+}
+MOE = "64e8a"
 _SCATTER = 0.15  # octaves: what powers leave, beyond the optima's own errors
 RULES: dict[str, Callable[[float, float], float]] = {  # of the ratios of batch and steps
     "paper": lambda batch, steps: steps**-0.5,
@@ -57,11 +64,13 @@ def cases(name: str) -> list[Case]:
     return _cases(SETTINGS[name], "MoE" in name)
 
 
-def tested() -> list[Case]:
-    """The small model's reference, as tuned before, and the budgets that were predicted."""
-    known = {(case.batch, case.steps) for case in cases("small batch")}
-    new = [case for case in _cases((TESTED,), False) if (case.batch, case.steps) not in known]
-    return [cases("small batch")[0], *new]
+def tested(name: str) -> list[Case]:
+    """A setting's reference, as tuned before, and the budgets that were predicted."""
+    before, file = TESTED[name]
+    old = _cases(before, "MoE" in name)
+    known = {(case.batch, case.steps) for case in old}
+    new = [case for case in _cases((file,), "MoE" in name) if (case.batch, case.steps) not in known]
+    return [old[0], *new]
 
 
 def _cases(files: tuple[str, ...], routed: bool) -> list[Case]:
@@ -71,7 +80,7 @@ def _cases(files: tuple[str, ...], routed: bool) -> list[Case]:
         dense = summary.target(summary.reference)
         for curve in summary.scans[0].curves:
             target = summary.target(curve.target)
-            if curve.optimum is None or (routed and curve.target == summary.reference):
+            if curve.optimum is None or (curve.target.split(",")[0] == MOE) != routed:
                 continue
             batch, steps = target.batch_tokens / dense.batch_tokens, target.steps / dense.steps
             found.setdefault((batch, steps), Case(batch, steps, curve))
@@ -155,11 +164,25 @@ def _read(runs: list[tuple[float, float]], value: float) -> float:
 
 def values(reference: Case, case: Case) -> list[str]:
     """As AdamW gets them: the optimum with its error in octaves, and what the fourth root and the paper's rule give."""
-    start, best = reference.curve.optimum, case.curve.optimum
-    assert start is not None
+    best = case.curve.optimum
     assert best is not None
-    ours, theirs = (start.value * RULES[rule](case.batch, case.steps) for rule in ("batch^(1/4)", "paper"))
+    ours, theirs = (_planned(reference, case, rule) for rule in ("batch^(1/4)", "paper"))
     return [f"{best.value / case.steps**0.5:.4f} ± {case.curve.optimum_error:.2f}", f"{ours:.4f}", f"{theirs:.4f}"]
+
+
+def misses(reference: Case, case: Case) -> tuple[float, float]:
+    """By how many octaves the optimum lies above what the fourth root and the paper's rule give."""
+    best = case.curve.optimum
+    assert best is not None
+    value = best.value / case.steps**0.5
+    ours, theirs = (math.log2(value / _planned(reference, case, rule)) for rule in ("batch^(1/4)", "paper"))
+    return ours, theirs
+
+
+def _planned(reference: Case, case: Case, rule: str) -> float:
+    start = reference.curve.optimum
+    assert start is not None
+    return start.value * RULES[rule](case.batch, case.steps)
 
 
 def by_steps(lower: list[tuple[Case, dict[int, float]]]) -> list[tuple[float, float] | None]:
@@ -192,12 +215,16 @@ def main() -> int:
     print("\nnoise scale, in batches of the reference, by which the optima move with the batch")
     for name in SETTINGS:
         print(f"{name:13} {noise_scale(name):.1f}")
-    print("\nbudgets predicted before they ran: optimum, batch^(1/4), the paper's; batch^(1/4) ends lower by")
-    reference, *_ = tested()
-    for case, by_seed in gains(tested(), RULES["batch^(1/4)"]):
-        print(
-            f"batch x{case.batch:g}, steps x{case.steps:g}:", *values(reference, case), _shown(mean([(case, by_seed)]))
-        )
+    print("\nbudgets predicted before they ran: optimum, batch^(1/4), the paper's; batch^(1/4) ends lower by; misses")
+    for name in TESTED:
+        print(name)
+        reference, *_ = tested(name)
+        for case, by_seed in gains(tested(name), RULES["batch^(1/4)"]):
+            ours, theirs = misses(reference, case)
+            print(
+                f"  batch x{case.batch:g}, steps x{case.steps:g}:", *values(reference, case),
+                _shown(mean([(case, by_seed)])), f"{ours:+.2f} {theirs:+.2f}",
+            )  # fmt: skip
     return 0
 
 

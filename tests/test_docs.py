@@ -329,12 +329,23 @@ def test_the_tables_of_batch_and_steps_are_what_the_script_computes() -> None:
         for setting, least in zip(lower, worst, strict=True)
     ]
     assert_table("results/steps.md", "gains", rows)
-    reference, *_ = made["tested"]()
     rows = [
-        [*made["values"](reference, case), made["_shown"](made["mean"]([(case, by_seed)]))]
-        for case, by_seed in made["gains"](made["tested"](), root)
-    ]
+        [
+            f"x{case.batch:g}, x{case.steps:g}", *made["values"](made["tested"](name)[0], case),
+            made["_shown"](made["mean"]([(case, by_seed)])),
+        ]
+        for name in made["TESTED"]
+        for case, by_seed in made["gains"](made["tested"](name), root)
+    ]  # fmt: skip
     assert_table("results/steps.md", "tested", rows)
+    missed = [
+        abs(made["misses"](reference, case)[0])
+        for reference, *budgets in map(made["tested"], made["TESTED"])
+        for case in budgets
+    ]
+    assert len(missed) == 20
+    assert [f"{octaves:.2f}" for octaves in missed if octaves > 0.4] == ["0.41"]
+    assert all(row[-1].startswith("+") for row in rows)
     assert sum(map(len, found)) == 47
     page = " ".join((ROOT / STEPS).read_text(encoding="utf-8").split())
     others = [made["power_of_others"](name) for name in made["SETTINGS"]]
