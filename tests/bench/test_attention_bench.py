@@ -19,6 +19,7 @@ def test_without_a_gpu_it_refuses_at_once(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("default")  # of the compiler, at its first import
 def test_every_shape_is_timed_both_ways() -> None:
     rows = list(run())
     assert [(row.tokens, row.head_dim) for row in rows] == list(SHAPES)

@@ -52,8 +52,10 @@ def test_sample(recipe: str, tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("recipe", list(RUNS)[:2])
 def test_a_gpu_draws_the_same(recipe: str, tmp_path: Path) -> None:
-    mue("train", recipe, *SMALL, *RUNS[recipe], "device=cpu", "--out", str(tmp_path))
     text = recipe.startswith("lm")
+    # A gentle lr: after two steps of the recipe's own, velocities are so large that rounding grows to whole pixels.
+    gentle = () if text else ("reference.hyper.lr=1e-4",)
+    mue("train", recipe, *SMALL, *RUNS[recipe], *gentle, "device=cpu", "--out", str(tmp_path))
     one, other = (
         mue("sample", str(tmp_path), *(() if text else ("--out", str(tmp_path / f"{device}.png"))), "--device", device)
         for device in ("cpu", "cuda")
