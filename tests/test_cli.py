@@ -90,6 +90,9 @@ def test_options_that_would_be_ignored_are_refused(root: Path, tmp_path: Path) -
         (("plan", *FILES, "--export", "hf", "--explain"), "--export and --explain"),
         (("plan", *FILES, "--export", "hf", "--role", "router"), "--export and --explain"),
         (("eval", tmp_path, "--held-out", "--tasks", "copa", "--limit", 1), "leave out --tasks, --limit"),
+        (("eval", tmp_path, "--held-out", "--shots", 3), "leave out --shots"),
+        (("eval", tmp_path, "--answers", "a", "--limit", 3), "leave out RUN, --limit"),
+        (("eval", tmp_path, "--requests", "q", "--json"), "leave out --json"),
         (("eval", "hf:X", "--held-out"), "only our runs"),
         (("cluster", "lm_large", "--link", "-1"), "--link = -1.0: give a finite number above 0"),
     ):

@@ -16,10 +16,18 @@ from complete_mue.storage import refuse_links
 
 STOCK = "hf:"
 Opened = Callable[[Path], tuple[Any, dict[str, str]]]
+_MODEL = ("checkpoint", "--out", "--device", "--precision", "--batch-tokens")
+_WAYS = {  # beside scoring with the harness, and what each takes
+    "--requests-out": ("--data", "--tasks", "--shots", "--limit"),
+    "--requests": _MODEL,
+    "--answers": ("--data", "--tasks", "--out", "--json"),
+    "--held-out": (*_MODEL, "--json"),
+}
 
 
 @app.command("eval")
 def eval_command(
+    ctx: typer.Context,
     checkpoint: Annotated[
         str | None,
         typer.Argument(
@@ -69,18 +77,10 @@ def eval_command(
       mue eval runs/moe --requests q.xz
       mue eval --data evals --answers answers.jsonl.xz --out results
     """
+    _refuse_unused(ctx)
     need_torch("mue eval")
-    if held_out:
-        others = {
-            "--data": data, "--tasks": tasks, "--limit": limit, "--requests-out": requests_out, "--requests": requests,
-            "--answers": answers,
-        }  # fmt: skip
-        if beside := [option for option, value in others.items() if value is not None]:
-            raise RunError(f"--held-out takes the run's own text: leave out {', '.join(beside)}")
-        if checkpoint is not None and checkpoint.startswith(STOCK):
-            raise RunError(
-                f"{checkpoint} with --held-out: only our runs know their held-out text; give a run's directory"
-            )
+    if held_out and checkpoint is not None and checkpoint.startswith(STOCK):
+        raise RunError(f"{checkpoint} with --held-out: only our runs know their held-out text; give a run's directory")
     names = None if tasks is None else tasks.split(",")
 
     def opened(run: Path) -> tuple[Any, dict[str, str]]:
@@ -121,6 +121,18 @@ def eval_command(
                 lm = adapter(scorer, progress)
             report = evaluate_model(lambda task: lm, model, chosen, settings, _place(out, folder), said)
     print(jsonlib.dumps(report.to_dict(), indent=2) if json else report.to_text())
+
+
+def _refuse_unused(ctx: typer.Context) -> None:
+    """Options that the asked way of evaluating would not read."""
+    source = {option.opts[0]: ctx.get_parameter_source(str(option.name)) for option in ctx.command.params}
+    given = [option for option, where in source.items() if where is not None and where.name == "COMMANDLINE"]
+    for way, takes in _WAYS.items():
+        if way in given:
+            if unused := [option for option in given if option not in (way, *takes)]:
+                names = ["RUN" if option == "checkpoint" else option for option in unused]
+                raise RunError(f"with {way} some options would be ignored: leave out {', '.join(names)}")
+            return
 
 
 def _given(value: Any, what: str) -> Any:
