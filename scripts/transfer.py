@@ -59,6 +59,7 @@ AXES = {
     "dit": (
         "activated", "capacity", "width", "granularity", "shared", "grouped", "weight_decay", "init_std",
         "ffn_width_moe", "batch_steps", "batch_tokens", "batch_and_steps", "depth",
+        "more_steps",
     ),
 }  # fmt: skip
 COMPARED = ("activated", "ffn_width", "width")  # also by the other rule sets
@@ -81,6 +82,7 @@ GRIDS = {
     "batch_tokens_moe": LOWER,
     "betas_held": LOWER,
     "batch_and_steps": ("--octaves=-2.5:1", "--per-octave", "2"),  # the paper's value and the batch's, and beyond
+    "more_steps": ("--octaves=-0.5:2", "--per-octave", "2"),  # likewise
 }
 OWN = {
     # Scores of 64 experts that add up to one are small, and so must be the steps of the bias that balances them.

@@ -183,7 +183,16 @@ def _shorter(base: Model, tiny: bool) -> list[Model]:
 @register("batch_and_steps", "Batch and steps together, dense and MoE", "batch ratio")
 def _batch_and_steps(base: Model, tiny: bool) -> list[Model]:
     """Away from the two axes and from equal tokens: does the optimum go with the batch or with the steps?"""
-    budgets = ((2.0, 0.5),) if tiny else ((0.25, 0.25), (0.5, 0.25), (0.5, 0.5), (2.0, 0.25))
+    return _both(base, ((2.0, 0.5),) if tiny else ((0.25, 0.25), (0.5, 0.25), (0.5, 0.5), (2.0, 0.25)), tiny)
+
+
+@register("more_steps", "More steps at other batches, dense and MoE", "batch ratio")
+def _more_steps(base: Model, tiny: bool) -> list[Model]:
+    """The same question where the target trains for longer, as most do."""
+    return _both(base, ((2.0, 2.0), (0.5, 4.0)), tiny)
+
+
+def _both(base: Model, budgets: tuple[tuple[float, float], ...], tiny: bool) -> list[Model]:
     both = [
         replace(_batch(base, batch, round(steps * base.budget.steps)), name=f"batch x{batch:g}, steps x{steps:g}")
         for batch, steps in budgets
