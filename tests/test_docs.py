@@ -338,14 +338,11 @@ def test_the_tables_of_batch_and_steps_are_what_the_script_computes() -> None:
         for case, by_seed in made["gains"](made["tested"](name), root)
     ]  # fmt: skip
     assert_table("results/steps.md", "tested", rows)
-    missed = [
-        abs(made["misses"](reference, case)[0])
-        for reference, *budgets in map(made["tested"], made["TESTED"])
-        for case in budgets
-    ]
-    assert len(missed) == 20
-    assert [f"{octaves:.2f}" for octaves in missed if octaves > 0.4] == ["0.41"]
-    assert all(row[-1].startswith("+") for row in rows)
+    ours, plain = made["against"]("batch^(1/4)"), made["against"]("unchanged")
+    assert [f"{abs(octaves):.2f}" for octaves, _ in ours if abs(octaves) > 0.4] == ["0.41"]
+    assert sum(abs(octaves) <= 0.4 for octaves, _ in plain) == 11
+    assert len(ours) == sum(lower > 0 for _, lower in ours) == sum(lower > 0 for _, lower in plain) == 20
+    assert sum(root > level for (_, root), (_, level) in zip(ours, plain, strict=True)) == 14
     assert sum(map(len, found)) == 47
     page = " ".join((ROOT / STEPS).read_text(encoding="utf-8").split())
     others = [made["power_of_others"](name) for name in made["SETTINGS"]]

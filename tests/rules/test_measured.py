@@ -19,6 +19,7 @@ from complete_mue.rules.measured import (
     FIXED_DRIFT,
     FIXED_HORIZON,
     FIXED_LAMBDA,
+    FIXED_STEPS,
     MEASURED,
     SIGMA0,
 )
@@ -93,21 +94,21 @@ def test_noise_moved_as_far_as_the_verdict_says() -> None:
 
 def test_a_fixed_duration_was_scanned_as_far_as_the_verdict_says() -> None:
     """At other steps than the reference's, an lr by the batch alone lay within the values; optima count from it."""
-    fewer, more, ratios = [0.0], [0.0], set()
+    fewer, more, changes = [0.0], [0.0], set()
     for path in RESULTS.glob("transfer/lm-*.jsonl"):
         summary = summarize(path)
         for curve in (curve for scan in summary.scans if scan.hyper == "lr" for curve in scan.curves):
             target, dense = summary.target(curve.target), summary.target(summary.reference)
-            steps = target.steps / dense.steps
-            planned = steps**0.5 * (target.batch_tokens / dense.batch_tokens) ** 0.25  # in units of the grid
+            steps, lr = target.steps / dense.steps, (target.batch_tokens / dense.batch_tokens) ** 0.25
+            planned = steps**0.5 * lr  # in units of the grid
             values = [point.value / curve.transferred for point in curve.points]
             if curve.rules != "complete_mue" or steps == 1 or not values[0] <= planned <= values[-1]:
                 continue
             located = curve.drift is not None and curve.optimum is not None and curve.optimum.open is None
-            ratios.add(steps)
+            changes.add((steps, steps**-0.5 / lr, steps * lr**2))
             if located:
                 (fewer if steps < 1 else more).append(abs((curve.drift or 0) - math.log2(planned)))
-    assert (min(ratios), max(ratios)) == FIXED_HORIZON
-    assert (FIXED_HORIZON.high**-0.5, FIXED_HORIZON.low**-0.5) == FIXED_LAMBDA
+    reached = [(min(ratios), max(ratios)) for ratios in zip(*changes, strict=True)]
+    assert reached == [pytest.approx(reach) for reach in (FIXED_STEPS, FIXED_LAMBDA, FIXED_HORIZON)]
     assert round(max(more), 1) == FIXED_DRIFT
     assert max(fewer) < DRIFT

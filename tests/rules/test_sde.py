@@ -131,8 +131,8 @@ SPARSER = ("64e2a", "256e4a", "4096e4a")
         (4, "near: λ/η ×0.5, horizon ×4; optima measured so far out moved by up to 1.1 octaves"),
         (
             0.0625,
-            "beyond: λ/η ×4, horizon ×0.0625; measured only with λ/η ×0.5 to ×2, horizon ×0.25 to ×4: scan lr an "
-            "octave to either side",
+            "beyond: λ/η ×4, horizon ×0.0625; measured only with λ/η ×0.5 to ×2.828, horizon ×0.125 to ×4: "
+            "scan lr an octave to either side",
         ),
     ],
 )

@@ -2,7 +2,7 @@
 
 The numbers are data, with the page that holds their runs. Ratios are target over reference; experts and N/a are the
 target's own. Inside a range optima were scanned; where a scan was open or flat, the page says so. Outside, a transfer
-is extrapolated, or was seen to fail: at a quarter of the steps the transferred lr is about an octave too high.
+is extrapolated, or was seen to fail: at a quarter of the steps the transferred lr is half an octave to two too high.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ EXPERT_SIGMA0 = Range(0.5, math.sqrt(32))
 KEPT = _ONE
 
 # Scans moved lr and kept the planned weight decay, so λ/η and the horizon moved together: an lr by the batch alone at a
-# quarter to four times the steps, as ``duration="fixed"`` plans it, is within the values. With more steps optima lay
-# further from it.
-FIXED_LAMBDA, FIXED_HORIZON = Range(0.5, 2), Range(0.25, 4)
+# quarter to four times the batch and the steps, as ``duration="fixed"`` plans it, is within the values. With more steps
+# optima lay further from it.
+FIXED_STEPS, FIXED_LAMBDA, FIXED_HORIZON = Range(0.25, 4), Range(0.5, 2**1.5), Range(0.125, 4)
 FIXED_DRIFT = 1.1
 
 _RATIOS = {"width": "width", "depth": "depth", "active_width": "active width", "batch": "batch", "steps": "steps"}
@@ -84,6 +84,8 @@ def trust(rules: Rules, shape: ModelShape, ratios: Ratios) -> Trust:
     known = MEASURED.get(rules.name)
     if known is None:
         return Trust(f"no range is recorded for rules {rules.name}", ())
+    if rules.duration == "fixed":
+        known = replace(known, steps=FIXED_STEPS)
     experts = max(kind.experts for kind in shape.kinds)
     own = {"experts": float(experts), "sparsity": max((kind.experts or 1) / kind.route_scale for kind in shape.kinds)}
     values = {name: getattr(ratios, name) for name in _RATIOS}
