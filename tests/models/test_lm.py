@@ -29,6 +29,18 @@ def plan_for(layout: str, depth: int = 3) -> mue.Plan:
     return mue.transfer(reference(), shape, mue.Budget(700, 130))
 
 
+@pytest.mark.parametrize(("theirs", "own", "scale"), [(16, 0.5, 0.5), (8, 0.5, 0.25), (8, None, 8**0.5 / 16)])
+def test_open_heads_are_scaled_as_the_reference_says(theirs: int, own: float | None, scale: float) -> None:
+    """A target of width 16 that leaves its heads open has one, of size 16."""
+    tuned = mue.Reference(
+        mue.ModelShape(16, 2, mue.FeedForward.dense(16), head_dim=theirs), mue.Budget(1000, 100),
+        mue.Hyper(1e-2, 0.2, 0.05), attention_scale=own,
+    )  # fmt: skip
+    shape = mue.ModelShape(16, 2, mue.FeedForward.dense(16))
+    model = LanguageModel(shape, VOCAB, mue.transfer(tuned, shape))
+    assert [layer.attention.scale for layer in model.layers] == pytest.approx([scale] * 2)
+
+
 def text(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(0, VOCAB, shape, generator=torch.Generator().manual_seed(seed))
 

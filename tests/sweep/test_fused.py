@@ -27,6 +27,8 @@ RUNS = {
     "lm dense": ("lm_tiny", *TEXT),
     "lm moe": ("lm_tiny:8e2a", *TEXT, "router.balance_loss=0.01"),
     "lm shared": ("lm_tiny:8e2a1s", *TEXT),
+    "lm open heads": ("lm_tiny", *TEXT, "shape.head_dim=none", "reference.shape.head_dim=8"),
+    "lm own scale": ("lm_tiny", *TEXT, "shape.head_dim=none", "reference.attention_scale=0.5"),
     "lm grouped": ("lm_tiny:8e4a2g", *TEXT, "router.logit_bias=true"),
     "dit dense": ("dit_tiny", *PICTURES),
     "dit moe": ("dit_tiny:8e2a1s", *PICTURES),
@@ -65,7 +67,7 @@ def solo(config: RunConfig, dtype: torch.dtype) -> tuple[list[float], torch.nn.M
     return losses, model
 
 
-@pytest.mark.parametrize("name", quick(RUNS, "lm moe", "dit dense"))
+@pytest.mark.parametrize("name", quick(RUNS, "lm moe", "lm open heads", "lm own scale", "dit dense"))
 def test_each_replica_is_its_solo_run(name: str) -> None:
     configs = [config_of(name, *more) for more in REPLICAS]
     results, fused = train_fused(configs, dtype=torch.float64)

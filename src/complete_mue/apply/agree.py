@@ -170,7 +170,8 @@ def check_attention_scale(model: nn.Module, plan: Plan) -> None:
     """
     for module in _attentions(model):
         size = _size(module)
-        wanted = plan.attention_scale or 1 / math.sqrt(size)
+        before = plan.reference.shape.head_dim if plan.reference.attention_scale else None
+        wanted = plan.attention_scale or plan.attention_scale_of(size, before or size)
         if not math.isclose(float(module.scaling), wanted, rel_tol=1e-6):
             theirs = plan.reference.shape.head_dim or "the same size"
             raise BindError(

@@ -125,8 +125,13 @@ class Plan:
         A reference that had a factor of its own counts by that one instead of ``1/sqrt(head_dim*)``.
         None where the shapes leave the head size open: keep the reference's head size and its 1/sqrt(head_dim).
         """
-        ours, theirs, own = self.shape.head_dim, self.reference.shape.head_dim, self.reference.attention_scale
-        return None if ours is None or theirs is None else (own * theirs if own else math.sqrt(theirs)) / ours
+        ours, theirs = self.shape.head_dim, self.reference.shape.head_dim
+        return None if ours is None or theirs is None else self.attention_scale_of(ours, theirs)
+
+    def attention_scale_of(self, ours: int, theirs: int) -> float:
+        """The same for heads of size ``ours``, where the reference's are of size ``theirs``."""
+        own = self.reference.attention_scale
+        return (own * theirs if own else math.sqrt(theirs)) / ours
 
     @property
     def block_route_scale(self) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any, TypedDict
 
@@ -130,7 +129,7 @@ def build_layers(
         attention = Attention(
             shape.width,
             head_dim(shape),
-            scale=attention_scale if plan is None else _attention_scale(plan, shape),
+            scale=attention_scale if plan is None else planned_attention_scale(plan, shape),
             output=multiplier(plan, Role.ATTENTION_OUT),
             qk_norm=qk_norm,
             causal=causal,
@@ -149,10 +148,15 @@ def head_dim(shape: ModelShape) -> int:
     return shape.head_dim or min(DEFAULT_HEAD_DIM, shape.width)
 
 
-def _attention_scale(plan: Plan, shape: ModelShape) -> float | None:
-    """The plan's; where it leaves the head sizes open and they differ, by those that models of these shapes have."""
+def planned_attention_scale(plan: Plan, shape: ModelShape) -> float | None:
+    """The plan's factor on logits; where it leaves head sizes open, by those that models of these shapes have. None:
+    1 / sqrt(head_dim)."""
+    if plan.attention_scale is not None:
+        return plan.attention_scale
     ours, theirs = head_dim(shape), head_dim(plan.reference.shape)
-    return plan.attention_scale if ours == theirs or plan.attention_scale else math.sqrt(theirs) / ours
+    if ours == theirs and plan.reference.attention_scale is None:
+        return None
+    return plan.attention_scale_of(ours, theirs)
 
 
 def multiplier(plan: Plan | None, role: Role) -> float:

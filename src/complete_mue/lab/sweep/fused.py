@@ -24,7 +24,7 @@ from complete_mue.apply.bind import Bound, bind
 from complete_mue.apply.initialize import initial_replica
 from complete_mue.errors import RunError
 from complete_mue.lab.models import DiffusionTransformer, LanguageModel
-from complete_mue.lab.models.residual_layer import LayerOptions
+from complete_mue.lab.models.residual_layer import LayerOptions, planned_attention_scale
 from complete_mue.lab.nn.router import Routing
 from complete_mue.lab.sweep.adamw import ReplicaAdamW
 from complete_mue.lab.sweep.gpu_turn import NO_TURN, Turn
@@ -32,7 +32,7 @@ from complete_mue.lab.sweep.grid import MAY_DIFFER, alike
 from complete_mue.lab.train.config import RunConfig
 from complete_mue.lab.train.cuda_graph import WARM_UP, Recorded
 from complete_mue.lab.train.schedule import last_window
-from complete_mue.lab.train.task import Batch, Task, build
+from complete_mue.lab.train.task import Batch, Task, build, check_fits
 from complete_mue.lab.train.trainer import added, balance, pick_device
 
 
@@ -70,7 +70,9 @@ def train_fused(
     _check_alike(configs)
     first, device = configs[0], pick_device(configs[0].device)
     seeds = list(dict.fromkeys(config.seed for config in configs))
-    tasks = [build(dataclasses.replace(first, seed=seed)) for seed in seeds]
+    check_fits(first, torch.get_default_device())
+    # For data and loss alone: the models of these tasks would be drawn and thrown away.
+    tasks = [build(dataclasses.replace(first, seed=seed), device=torch.device("meta")) for seed in seeds]
     whose = torch.tensor([seeds.index(config.seed) for config in configs], device=device)
     tasks[0].check_holds(first.budget)
     model = _bare_model(first, tasks[0], len(configs), device, dtype)
@@ -127,15 +129,16 @@ def _check_alike(configs: Sequence[RunConfig]) -> None:
         if value != common[name]:
             raise RunError(
                 f"configs differ in {name!r}: only {', '.join(MAY_DIFFER)} may differ among runs that are fused, and "
-                "their references have one head_dim"
+                "their references have the same heads"
             )
 
 
 def _bare_model(config: RunConfig, task: Task, replicas: int, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """The task's model without a plan's multipliers, with a replica axis; its weights are whatever memory held."""
     options = LayerOptions(
-        attention_scale=config.plan.attention_scale, qk_norm=config.qk_norm, router=config.router, replicas=replicas
-    )
+        attention_scale=planned_attention_scale(config.plan, config.shape), qk_norm=config.qk_norm,
+        router=config.router, replicas=replicas,
+    )  # fmt: skip
     solo: Any = task.model
     with torch.device("meta"):  # weights drawn here would be thrown away
         if isinstance(solo, LanguageModel):

@@ -179,11 +179,12 @@ def alike(config: RunConfig) -> dict[str, str]:
     """What runs that train in one program have in common, by name."""
     names = [field.name for field in dataclasses.fields(config) if field.name not in MAY_DIFFER]
     common = {name: repr(getattr(config, name)) for name in names}
-    return {**common, "attention_scale": repr(config.plan.attention_scale)}
+    shape = config.reference.shape
+    return {**common, "reference's heads": repr((shape.width, shape.head_dim, config.reference.attention_scale))}
 
 
 def fusible(points: Sequence[SweepPoint]) -> Iterator[tuple[SweepPoint, ...]]:
-    """Points in groups that can train in one program: one shape, task, budget and attention scale each."""
+    """Points in groups that can train in one program: one shape, task and budget each."""
     groups: dict[tuple[str, ...], list[SweepPoint]] = {}
     for point in points:
         groups.setdefault(tuple(alike(point.config).values()), []).append(point)

@@ -46,7 +46,7 @@ class Task:
 def build(config: RunConfig, *, device: torch.device | None = None, ranks: Ranks = ALONE) -> Task:
     """The task of a config. The model is made where ``device`` says; batches are those of this rank."""
     device = device or torch.get_default_device()
-    _check_fits(config, device)
+    check_fits(config, device)
     if config.rows % (ranks.world * config.accumulate):
         raise RunError(
             f"{config.rows} rows of a step over {ranks.world} ranks and accumulate = {config.accumulate}: give a "
@@ -59,7 +59,7 @@ def build(config: RunConfig, *, device: torch.device | None = None, ranks: Ranks
     return dataclasses.replace(task, batch=_in_micro_batches(task.batch, config.accumulate))
 
 
-def _check_fits(config: RunConfig, device: torch.device) -> None:
+def check_fits(config: RunConfig, device: torch.device) -> None:
     """Refuse a model whose weights alone are more than the device holds, before anything is made of it."""
     if device.type == "cuda":
         room = torch.cuda.get_device_properties(device).total_memory
