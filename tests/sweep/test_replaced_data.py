@@ -18,6 +18,7 @@ from complete_mue.lab.records import read_sweep
 from complete_mue.lab.records.pack import pack_sweeps
 from complete_mue.lab.sweep.executor import Here, Job
 from complete_mue.lab.sweep.grid import Scan, Sweep, Target, pinned_sweep
+from complete_mue.lab.sweep.known import Known
 from complete_mue.lab.sweep.request import settled
 from complete_mue.lab.sweep.run import run
 from small_sweeps import base, losses
@@ -68,11 +69,11 @@ def test_replaced_and_moved_data(tmp_path: Path) -> None:
     assert settled(tmp_path / "one", {"figure": "x"}) is None
     with pytest.raises(RunError, match=rf"on other data: {data} held text-.* now holds text-"):
         go(sweep_on(data), tmp_path / "one")
-    assert go(sweep_on(data), tmp_path / "two", known=[tmp_path / "one"]) == (2, [])
+    assert go(sweep_on(data), tmp_path / "two", known=Known([tmp_path / "one"])) == (2, [])
     assert not set(losses(tmp_path / "one")) & set(losses(tmp_path / "two"))
     pack_sweeps([tmp_path / "one"], tmp_path / "packed")
     assert str(tmp_path) not in next((tmp_path / "packed").iterdir()).read_text()
-    assert go(sweep_on(tmp_path / "moved"), tmp_path / "three", known=[tmp_path / "packed"]) == (0, [])
+    assert go(sweep_on(tmp_path / "moved"), tmp_path / "three", known=Known([tmp_path / "packed"])) == (0, [])
     assert losses(tmp_path / "three") == losses(tmp_path / "one")
 
 
@@ -97,12 +98,12 @@ def test_records_of_before_are_taken_over_on_request_alone(tmp_path: Path) -> No
     as_before(tmp_path / "one", sweep)
     with pytest.raises(RunError, match="--trust-known"):
         go(sweep, tmp_path / "one")
-    runs, warnings = go(sweep, tmp_path / "two", known=[tmp_path / "one"])
+    runs, warnings = go(sweep, tmp_path / "two", known=Known([tmp_path / "one"]))
     assert runs == 2
     assert "2 points" in warnings[0]
     assert "--trust-known" in warnings[0]
     assert len(warnings) == 1
-    assert go(sweep, tmp_path / "three", known=[tmp_path / "one"], trust_known=True) == (0, [])
+    assert go(sweep, tmp_path / "three", known=Known([tmp_path / "one"], trusted=True)) == (0, [])
     taken = read_sweep(tmp_path / "three").outcomes.values()
     assert sorted(record.loss for record in taken) == before
     assert {record.known_as for record in taken} == set(losses(tmp_path / "one"))
@@ -120,7 +121,7 @@ def test_data_that_is_not_here_is_not_taken_on_trust(tmp_path: Path) -> None:
     go(sweep, tmp_path / "one")
     as_before(tmp_path / "one", sweep)
     shutil.move(tmp_path / "data", tmp_path / "moved")
-    runs, warnings = go(sweep, tmp_path / "two", known=[tmp_path / "one"])
+    runs, warnings = go(sweep, tmp_path / "two", known=Known([tmp_path / "one"]))
     assert runs >= 2
     assert "not on this machine" in warnings[0]
     assert {record.status for record in read_sweep(tmp_path / "two").outcomes.values()} == {"failed"}

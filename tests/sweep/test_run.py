@@ -24,6 +24,7 @@ from complete_mue.lab.records.pack import pack_sweeps
 from complete_mue.lab.report.summary import summarize
 from complete_mue.lab.sweep.executor import Advanced, Event, Executor, Finished, Here, Job, Processes
 from complete_mue.lab.sweep.grid import Scan, Sweep, Target
+from complete_mue.lab.sweep.known import Known
 from complete_mue.lab.sweep.run import Status, run
 from in_process import mue as mue_here
 from small_sweeps import TINY, base, losses, sweep_of
@@ -100,16 +101,28 @@ def test_points_that_another_sweep_has_finished_are_copied(tmp_path: Path) -> No
     (tmp_path / "one" / "ledger" / record.name).write_text(
         record.read_text().replace('"seconds"', '"copied": 1, "seconds"')
     )
-    go(sweep_of(4e-3, 1.6e-2), tmp_path / "two", Here(), known=[tmp_path / "one"])
+    go(sweep_of(4e-3, 1.6e-2), tmp_path / "two", Here(), known=Known([tmp_path / "one"]))
     assert "copied" in (tmp_path / "two" / "ledger" / record.name).read_text()
     assert before.items() < losses(tmp_path / "two").items()
     pack_sweeps([tmp_path / "two"], tmp_path / "packed")  # what is kept in git is enough to go on from
     shutil.rmtree(tmp_path / "two")
-    go(sweep_of(4e-3, 1.6e-2), tmp_path / "three", _Nowhere(), known=[tmp_path / "packed"])
+    go(sweep_of(4e-3, 1.6e-2), tmp_path / "three", _Nowhere(), known=Known([tmp_path / "packed"]))
     assert "copied" in (tmp_path / "three" / "ledger" / record.name).read_text()
     assert before.items() < losses(tmp_path / "three").items()
     with pytest.raises(mue.MueError, match="no such folder"):
-        go(sweep_of(4e-3), tmp_path / "four", Here(), known=[tmp_path / "none"])
+        go(sweep_of(4e-3), tmp_path / "four", Here(), known=Known([tmp_path / "none"]))
+
+
+def test_what_failed_here_and_is_known_elsewhere_is_copied_if_retried(tmp_path: Path) -> None:
+    sweep = sweep_of(4e-3)
+    go(sweep, tmp_path / "one", Here())
+    known, ledger = Known([tmp_path / "one"]), Ledger(tmp_path / "two")
+    for point in sweep.points:
+        ledger.write(point.id, Outcome("failed", error="out of memory"))
+    go(sweep, tmp_path / "two", _Nowhere(), known=known)
+    assert len(ledger.failures(ledger.done())) == 2
+    go(sweep, tmp_path / "two", _Nowhere(), known=known, retry_failed=True)
+    assert losses(tmp_path / "two") == losses(tmp_path / "one")
 
 
 def test_points_that_another_sweep_finishes_meanwhile_are_copied_too(tmp_path: Path) -> None:
@@ -121,7 +134,7 @@ def test_points_that_another_sweep_finishes_meanwhile_are_copied_too(tmp_path: P
         for point in whole.done() - growing.done():
             growing.write(point, dataclasses.replace(whole.read(point), data="copied"))
 
-    status = go(sweep_of(4e-3), tmp_path / "two", Here(), known=[tmp_path / "growing"], show=finish_elsewhere)
+    status = go(sweep_of(4e-3), tmp_path / "two", Here(), known=Known([tmp_path / "growing"]), show=finish_elsewhere)
     found = [record.data == "copied" for record in read_sweep(tmp_path / "two").outcomes.values()]
     assert sorted(found) == [False, True]  # one group was under way, the other was taken over
     assert (status.done, status.total) == (2, 2)  # type: ignore[attr-defined]

@@ -234,9 +234,10 @@ def _reach(span: int | None, octaves: str | None) -> int | tuple[float, float] |
 def _launch(
     executor: str, workers: int | None, address: str | None, replicas: int | None, known: list[Path] | None, trust: bool
 ) -> Launch:
+    from complete_mue.lab.sweep.known import Known
     from complete_mue.lab.sweep.launch import Launch
 
-    launch = Launch(executor, workers, address, replicas, known or (), trust)
+    launch = Launch(executor, workers, address, replicas, Known(known or (), trusted=trust))
     launch.check()
     return launch
 

@@ -14,9 +14,10 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from complete_mue.lab.records.schema import FORMAT, Outcome
-from complete_mue.lab.records.store import LEDGER, StoredSweep, outcome_of, read_record
+from complete_mue.lab.records.store import LEDGER, outcome_of, read_record
 from complete_mue.storage import inner_folder, open_lock, remove_parts, write_json
 
 
@@ -47,16 +48,10 @@ class Ledger:
         """Enter a finished point."""
         write_json(self._path(point), {"format": FORMAT, "id": point, **outcome.to_dict()})
 
-    def take_over(self, points: Mapping[str, str], other: StoredSweep) -> None:
-        """Copy what another sweep has finished of these points, failures aside; ``points`` gives the id that each has
-        there. Under another id, the copy says so, and not what its data was.
-        """
-        for point in sorted(set(points) - self.done()):
-            there = points[point]
-            outcome = other.outcome(there)
-            if outcome is not None and outcome.status != "failed":
-                renamed = {"id": point, "known_as": there, "data": None} if there != point else {}
-                write_json(self._path(point), {**(other.record(there) or {}), **renamed})
+    def copy(self, point: str, there: str, record: Mapping[str, Any]) -> None:
+        """Enter what another sweep has of a point. Under another id, the copy says so, and not what its data was."""
+        renamed = {"id": point, "known_as": there, "data": None} if there != point else {}
+        write_json(self._path(point), {**record, **renamed})
 
     def open_points(self, points: Iterable[str], *, retry_failed: bool = False) -> list[str]:
         """Of these points, those still to run: without a record, or (``retry_failed``) with one that says failed."""

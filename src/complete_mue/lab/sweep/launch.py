@@ -9,16 +9,17 @@ import os
 import shlex
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from complete_mue.errors import RunError, one_of
-from complete_mue.lab.records import Ledger, StoredSweep, find_sweeps, read_sweep
+from complete_mue.lab.records import Ledger
 from complete_mue.lab.records.store import SWEEP_FILE
 from complete_mue.lab.sweep.cost import saturating, vocabulary
 from complete_mue.lab.sweep.executor import Executor, Here, Processes, Worker, start_worker
 from complete_mue.lab.sweep.grid import Sweep, SweepPoint, fusible, pinned_sweep
+from complete_mue.lab.sweep.known import Known
 from complete_mue.lab.sweep.ray_cluster import RayCluster
 from complete_mue.lab.train.config import RunConfig
 
@@ -41,8 +42,7 @@ class Launch:
     workers: int | None = None
     address: str | None = None
     replicas: int | None = None
-    known: Sequence[Path] = ()
-    trust_known: bool = False
+    known: Known = field(default_factory=Known)
 
     def run(
         self, sweep: Sweep, folder: Path, *, command: str, show: Show, warn: Callable[[str], None],
@@ -65,7 +65,7 @@ class Launch:
             workers = self.workers or (_ON_GPU if gpu and self.executor == "processes" else 1)
             run(
                 sweep, folder, self.pick_executor(ahead, gpu=gpu), command=command, request=request,
-                known=self.known, trust_known=self.trust_known, retry_failed=retry_failed, show=show, warn=warn,
+                known=self.known, retry_failed=retry_failed, show=show, warn=warn,
                 replicas=lambda point: self.replicas or replicas_that_fit(point.config, device, workers=workers),
             )  # fmt: skip
         return [point.id for point in sweep.points]
@@ -84,17 +84,7 @@ class Launch:
         if (folder / SWEEP_FILE).exists():
             left = set(Ledger(folder).open_points([point.id for point in points], retry_failed=retry_failed))
             points = [point for point in points if point.id in left]
-        others = self._others()
-        return [point for point in points if not any(self._holds(other, point) for other in others)]
-
-    def _others(self) -> list[StoredSweep]:
-        return [read_sweep(place) for given in self.known for place in find_sweeps(given)]
-
-    def _holds(self, other: StoredSweep, point: SweepPoint) -> bool:
-        ids = [point.id] if point.config.task.data else []
-        ids += [point.config.unpinned.fingerprint] if self.trust_known else []
-        found = (other.outcome(name) for name in ids)
-        return any(outcome is not None and outcome.status != "failed" for outcome in found)
+        return [point for point in points if not self.known.holds(point)]
 
     def pick_executor(self, ahead: Sequence[Worker] = (), *, gpu: bool) -> Executor:
         """The executor of this name; ``ahead`` are workers that run already."""
@@ -110,7 +100,6 @@ class Launch:
         one_of("executor", self.executor, EXECUTORS, RunError)
         if self.address and self.executor != "ray":
             raise RunError(f"--address {self.address!r} without --executor ray: an address is a Ray cluster's")
-        self._others()
 
 
 def as_typed(words: Sequence[str]) -> str:

@@ -21,17 +21,19 @@ from typing import Any
 import torch
 
 from complete_mue.errors import RunError
-from complete_mue.lab.records import Ledger, Outcome, StoredSweep, find_sweeps, read_sweep
+from complete_mue.lab.records import Ledger, Outcome, read_sweep
 from complete_mue.lab.records.merge import join_plans
 from complete_mue.lab.records.store import SWEEP_FILE
 from complete_mue.lab.sweep.executor import Advanced, Executor, Failed, Finished, Job
 from complete_mue.lab.sweep.grid import Sweep, SweepPoint, fusible, pinned_sweep
+from complete_mue.lab.sweep.known import Known
 from complete_mue.lab.train.cuda_graph import WARM_UP
 from complete_mue.lab.train.task import build
 from complete_mue.storage import open_lock, remove_parts, write_json
 
 _MOST_LOSSES = 5  # a point whose worker died this many times is entered as failed
 _WAIT = 0.2
+NOTHING_KNOWN = Known()
 
 
 @dataclass(frozen=True)
@@ -105,23 +107,22 @@ def run(
     command: str = "mue sweep",
     request: dict[str, Any] | None = None,
     replicas: Callable[[SweepPoint], int],
-    known: Sequence[Path] = (),
-    trust_known: bool = False,
+    known: Known = NOTHING_KNOWN,
     retry_failed: bool = False,
     show: Show = lambda status: None,
     warn: Callable[[str], None] = lambda text: None,
 ) -> Status:
     """Train all points of ``sweep`` that ``folder`` has no record of; ``replicas`` says how many go in one program.
-
-    ``known`` are other sweeps, in folders or packed: points that they have finished on the same data, or finish
-    meanwhile, are taken from there. Older records name prepared data by its path; with ``trust_known`` those are
-    taken too, on the caller's word that it held the same.
+    What other sweeps have finished, ``known``, is taken from there.
     """
-    others = [read_sweep(place) for given in known for place in find_sweeps(given)]
     sweep = pinned_sweep(sweep)
     enter(sweep, folder, command, request or {})
-    takeover = Takeover(others, trust_known, warn)
-    runner = _Runner(sweep, Ledger(folder), takeover, executor, replicas, retry_failed, show)
+    ledger = Ledger(folder)
+
+    def take_known(points: Sequence[SweepPoint]) -> None:
+        known.take(ledger, points, retry_failed=retry_failed, warn=warn)
+
+    runner = _Runner(sweep, ledger, take_known, executor, replicas, retry_failed, show)
     try:
         return runner.run()
     finally:
@@ -173,51 +174,15 @@ def _same_data(folder: Path, known: dict[str, str] | None, sources: dict[str, st
     return {**known, **sources}
 
 
-@dataclass
-class Takeover:
-    """Other sweeps, whose finished points need not run again."""
-
-    others: list[StoredSweep]
-    trusted: bool  # also take older records, which name their data by path alone
-    warn: Callable[[str], None]
-    _told: bool = False
-
-    def take(self, ledger: Ledger, points: Sequence[SweepPoint]) -> None:
-        """Copy what the others have finished of these points on the same data."""
-        here = {point.id: point.id for point in points if point.config.task.data}
-        before = {point.id: old for point in points if (old := point.config.unpinned.fingerprint) != point.id}
-        for other in self.others:
-            ledger.take_over(here, other)
-            if self.trusted:
-                ledger.take_over(before, other)
-        self._tell(set(before) - ledger.done(), before, [point for point in points if point.id not in here])
-
-    def _tell(self, missing: set[str], before: dict[str, str], unknown: list[SweepPoint]) -> None:
-        """Say once what was left where it is, and why."""
-        left = [point for point in missing if any(other.record(before[point]) for other in self.others)]
-        if self._told or not self.others or not (left or unknown):
-            return
-        self._told = True
-        if left:
-            self.warn(
-                f"{len(left)} points are finished in older records, which name their data by path alone: they are "
-                "trained again; --trust-known copies them, if you know that the data is the same"
-            )
-        if unknown:
-            self.warn(
-                f"{len(unknown)} points are on data that is not on this machine: they are not copied from --known"
-            )
-
-
 class _Runner:
     def __init__(
-        self, sweep: Sweep, ledger: Ledger, known: Takeover, executor: Executor,
+        self, sweep: Sweep, ledger: Ledger, take_known: Callable[[Sequence[SweepPoint]], None], executor: Executor,
         replicas: Callable[[SweepPoint], int], retry_failed: bool, show: Show,
     ) -> None:  # fmt: skip
-        self.ledger, self.known, self.executor = ledger, known, executor
+        self.ledger, self.take_known, self.executor = ledger, take_known, executor
         self.retry_failed, self.show = retry_failed, show
         self.points = {point.id: point for point in sweep.points}
-        self.known.take(ledger, list(self.points.values()))
+        take_known(sweep.points)
         missing = set(ledger.open_points(self.points, retry_failed=retry_failed))
         groups = [
             Group(chunk)
@@ -263,7 +228,7 @@ class _Runner:
             group = self.waiting.popleft()
             held = ExitStack()
             ids = [point.id for point in group.points]
-            self.known.take(self.ledger, group.points)
+            self.take_known(group.points)
             mine = held.enter_context(self.ledger.claim(ids, retry_failed=self.retry_failed))
             others = [point for point in group.points if point.id not in mine]
             entered = self.ledger.done()
