@@ -1,4 +1,4 @@
-"""Tables for people: on a terminal, by rich, and in Markdown."""
+"""Tables and counts for people: on a terminal, by rich, and in Markdown."""
 
 from __future__ import annotations
 
@@ -27,6 +27,14 @@ def markdown_table(headings: Sequence[str], words: Container[str], rows: Iterabl
     """A whole table, a line per row."""
     rule = ["---" if heading in words else "---:" for heading in headings]
     return "".join(f"| {' | '.join(map(escaped, row))} |\n" for row in (headings, rule, *rows))
+
+
+def short_count(n: float) -> str:
+    """Three digits: ``12.3k``, ``1.5M``, ``6.3B``."""
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if float(f"{n:.3g}") >= size:
+            return f"{float(f'{n:.3g}') / size:g}{letter}"
+    return f"{n:g}"
 
 
 def escaped(text: str) -> str:

@@ -224,3 +224,8 @@ def test_the_standard_library_is_the_same_in_another_process() -> None:
     there = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True).stdout
     data = StandardLibrary(sequence=64, rows=4, seed=3)
     assert there.split() == [str(data.tokens), hashlib.sha256(data.batch(17).numpy().tobytes()).hexdigest()]
+
+
+def test_a_text_that_is_not_unicode_has_tokens_nevertheless() -> None:
+    """What a shell hands on when its bytes are not UTF-8."""
+    assert ByteTokenizer().encode("a\udcff") == [97, 63]

@@ -99,7 +99,7 @@ def test_weights_are_those_of_grouped_queries_and_latent_attention(tmp_path: Pat
     assert (shape.parameters.active, shape.parameters.total) == (active, total)
     assert (active + 2 * 32000 * 4096) / 1e9 == pytest.approx(12.9, abs=0.05)
     plan = mue.transfer(mue.read_reference("examples/lm_reference.toml"), shape)
-    assert "active 12.6 B of 46.4 B weights" in " ".join(str(plan).split())
+    assert "active 12.6B of 46.4B weights" in " ".join(str(plan).split())
     assert mue.Plan.from_json(plan.to_json()).to_json() == plan.to_json()
     first = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
     assert shape_of_config(tmp_path, {**first, "intermediate_size": 64}).parameters.total == (4 + 3) * 64**2
@@ -144,6 +144,27 @@ def test_impossible_numbers_are_our_errors(change: dict[str, Any], says: str, tm
     fields = {**QWEN, **change}
     with pytest.raises(mue.MueError, match=says):
         shape_of_config(written(tmp_path, fields), fields)
+
+
+def test_the_last_layer_with_experts_is_a_number(tmp_path: Path) -> None:
+    fields = {
+        "model_type": "ernie4_5_moe", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "moe_num_experts": 8, "moe_k": 2, "moe_layer_interval": 1,
+        "moe_num_shared_experts": 0, "moe_intermediate_size": 32, "moe_layer_start_index": 1, "vocab_size": 100,
+    }  # fmt: skip
+
+    def routed(end: object) -> int:
+        changed = {**fields, "moe_layer_end_index": end}
+        return sum(not block.is_dense for block in shape_of_config(written(tmp_path, changed), changed).blocks)
+
+    assert (routed(2), routed(-1), routed(None)) == (2, 3, 3)
+    for end in ("3", True, 1.5):
+        with pytest.raises(mue.MueError, match="moe_layer_end_index"):
+            routed(end)
+
+
+def test_a_number_beyond_all_floats_departs_from_the_plan() -> None:
+    assert "logits_scaling = 1000" in departs({**QWEN, "logits_scaling": 10**400})
 
 
 def test_a_config_is_a_target(root: Path, tmp_path: Path) -> None:

@@ -185,7 +185,12 @@ def test_a_report_on_a_packed_sweep_needs_a_place(sweep_folder: Write, tmp_path:
 def test_commands_name_no_folder_of_the_machine() -> None:
     given = "mue sweep activated --reference /home/me/x/reference.toml --set task.source=/data/text --out runs/a"
     assert portable(given) == "mue sweep activated --reference reference.toml --set task.source=text --out runs/a"
-    assert portable("mue sweep grid/mine.toml && mue sweep '/a/b c/d.toml'").startswith("mue sweep grid/mine.toml && ")
+    assert portable("mue sweep grid/mine.toml && mue sweep '/a/b c/d.toml'") == (
+        "mue sweep grid/mine.toml && mue sweep d.toml"
+    )
+    assert portable("mue sweep a --out '/home/a b/c d/' --set task.source=~/text/") == (
+        "mue sweep a --out 'c d' --set task.source=text"
+    )
 
 
 @pytest.mark.parametrize("more", [(), ("--out", "report")])
@@ -194,3 +199,12 @@ def test_an_empty_file_is_called_that(tmp_path: Path, more: tuple[str, ...]) -> 
     done = mue("report", "empty.toml", *more, cwd=tmp_path)
     assert done.returncode == 2
     assert "empty.toml: an empty file" in done.stderr
+
+
+def test_a_number_that_json_does_not_have_is_not_packed(sweep_folder: Write, tmp_path: Path) -> None:
+    folder = sweep_folder()
+    record = sorted((folder / "ledger").iterdir())[0]
+    record.write_text(json.dumps({**json.loads(record.read_text()), "first": [1.0, float("nan")]}))
+    with pytest.raises(FileError, match=record.stem):
+        pack_sweeps([folder], tmp_path / "kept")
+    assert not list((tmp_path / "kept").iterdir())

@@ -128,7 +128,9 @@ def departs(data: Mapping[str, Any]) -> str:
     does = " and ".join(what for what, families in _DOES.items() if family in families.split())
     if not found and not does:
         return ""
-    given, wanted = (", ".join(f"{name} = {json.dumps(values[name])}" for name in found) for values in (said, plain))
+    given, wanted = (
+        ", ".join(f"{name} = {json.dumps(values[name]):.40}" for name in found) for values in (said, plain)
+    )
     fields = f"{given}: the plan is for a model with {wanted}" if found else ""
     if not does:
         return f"{fields}. Train it so, or take the numbers that mue.param_groups gives"
@@ -137,7 +139,7 @@ def departs(data: Mapping[str, Any]) -> str:
 
 def _same(value: object, plain: object) -> bool:
     if isinstance(value, int | float) and isinstance(plain, int | float):
-        return math.isclose(value, plain, rel_tol=1e-3)
+        return value == plain or (abs(value) < LARGEST_COUNT and math.isclose(value, plain, rel_tol=1e-3))
     return value == plain
 
 
@@ -145,7 +147,7 @@ def _plain_attention(data: Mapping[str, Any]) -> dict[str, float]:
     """The fields that scale attention's logits, at 1/sqrt(head_dim); none where the head size is not said."""
     width, heads = (next((data[name] for name in names if data.get(name)), None) for names in (_WIDTH, _HEADS))
     size = data.get("head_dim") or (width / heads if isinstance(width, int) and isinstance(heads, int) else None)
-    if not isinstance(size, int | float) or size <= 0:
+    if not isinstance(size, int | float) or not 0 < size <= LARGEST_COUNT:
         return {}
     return {"attention_multiplier": float(f"{size**-0.5:.4g}"), "query_pre_attn_scalar": size}
 
@@ -200,9 +202,9 @@ def _routes(config: _Config, layer: int) -> bool:
         return (layer + 1) % step == 0
 
     if "first_dense" in READABLE[config.data["model_type"]]:
-        end = config.data.get("moe_layer_end_index")
+        end = config.number("moe_layer_end_index", least=-1) if config.has("moe_layer_end_index") else -1
         begun = layer >= config.number(*_FIRST_DENSE, least=0)
-        return begun and (end in (None, -1) or layer <= end) and every("moe_layer_interval")
+        return begun and (end == -1 or layer <= end) and every("moe_layer_interval")
     return layer not in config.layers("mlp_only_layers") and every("decoder_sparse_step")
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from complete_mue.layout.tensors import Role
 from complete_mue.plan.row import ROW_COLUMNS, Row
-from complete_mue.tabular import terminal_table
+from complete_mue.tabular import markdown_table, short_count, terminal_table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -40,8 +40,8 @@ def headline(plan: Plan) -> list[tuple[str, str]]:
         ("rules", f"{_rules(plan)}, {form} form"),
         (
             "target",
-            f"active width {main.active_width}, {routed}active {_short(ours.parameters.active)} of "
-            f"{_short(ours.parameters.total)} weights",
+            f"active width {main.active_width}, {routed}active {short_count(ours.parameters.active)} of "
+            f"{short_count(ours.parameters.total)} weights",
         ),
         (
             "ratios",
@@ -85,13 +85,6 @@ def _rules(plan: Plan) -> str:
 def beta(value: float) -> str:
     """A beta with as many digits as its distance from 1 needs for four of its own."""
     return f"{value:.{max(4, 3 - math.floor(math.log10(1 - value)))}f}".rstrip("0")
-
-
-def _short(count: int) -> str:
-    for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("k", 10**3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return str(count)
 
 
 def _name(plan: Plan, row: Row) -> str:
@@ -180,11 +173,10 @@ def to_markdown(plan: Plan) -> str:
     """Headlines as a list, then the table with a reason per row."""
     rows, same = _shown(plan)
     cells = [(*_cells(plan, row), row.because) for row in rows]
-    headings = (*_HEADINGS, "because")
     lines = [f"- {label}: {text}" for label, text in headline(plan)]
     lines += [f"- where the model has them: {', '.join(same)}"] if same else []
-    lines += ["", "| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
-    return "\n".join(lines + ["| " + " | ".join(c.replace("|", "\\|") for c in row) + " |" for row in cells])
+    table = markdown_table((*_HEADINGS, "because"), ("role", "because"), cells)
+    return "\n".join([*lines, "", table.removesuffix("\n")])
 
 
 def to_csv(plan: Plan) -> str:

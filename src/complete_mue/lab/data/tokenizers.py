@@ -39,8 +39,8 @@ class ByteTokenizer:
     end_of_text: int = END_OF_TEXT
 
     def encode(self, text: str) -> list[int]:
-        """Bytes of the text."""
-        return list(text.encode("utf-8"))
+        """Bytes of the text; what UTF-8 cannot hold becomes a question mark."""
+        return list(text.encode("utf-8", errors="replace"))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of the bytes, with U+FFFD where they are not UTF-8."""

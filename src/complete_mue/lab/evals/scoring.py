@@ -93,7 +93,7 @@ class Scorer:
         unique = list(dict.fromkeys(texts))
         for first in range(0, len(unique), _ENCODED_AT_ONCE):
             part = unique[first : first + _ENCODED_AT_ONCE]
-            lengths, tokens = self.tokenizer.documents([text.encode("utf-8") for text in part])
+            lengths, tokens = self.tokenizer.documents([text.encode("utf-8", errors="replace") for text in part])
             ends = np.cumsum(lengths)
             for text, end, length in zip(part, ends.tolist(), lengths.tolist(), strict=True):
                 found[text] = tokens[end - length : end - 1].astype(np.int64)  # without the end of text

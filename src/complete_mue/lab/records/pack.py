@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from complete_mue.lab.records.merge import join_plans
 from complete_mue.lab.records.store import PACKED, StoredSweep, read_sweep
 from complete_mue.storage import whole
 
-_FOLDERS = re.compile(r"(?<![^\s='\"])~?/(?:[^\s/'\"]+/)*")
+_PATH = re.compile(r"(^|=)~?/(?:[^/]*/)*?([^/]+)/*$")  # a whole word, or what stands behind its first =
 
 
 def file_stem(task: str, name: str) -> str:
@@ -43,7 +44,10 @@ def pack_sweeps(places: Sequence[Path], folder: Path) -> list[Path]:
     for path, (plan, records) in packed.items():
         with whole(path) as file:
             for line in ({"packed": 1, **plan}, *(records[id_] for id_ in sorted(records))):
-                text = json.dumps(line, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+                try:
+                    text = json.dumps(line, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+                except ValueError as problem:
+                    raise FileError(f"{path}: {line.get('id', 'plan')}: {problem}; run it again") from None
                 file.write(text.encode("utf-8") + b"\n")
     return list(packed)
 
@@ -68,7 +72,11 @@ def _plan(sweep: StoredSweep) -> dict[str, Any]:
 
 def portable(command: str) -> str:
     """A command without the folders of the machine it ran on: an absolute path keeps its last name."""
-    return _FOLDERS.sub("", command)
+    try:
+        words = [_PATH.sub(r"\1\2", word) for word in shlex.split(command)]
+    except ValueError as problem:  # nobody could type it either
+        raise FileError(f"the command {command!r} of a sweep: {problem}; run the sweep again") from None
+    return " ".join(word if word == "&&" else shlex.quote(word) for word in words)
 
 
 def _refuse_loss(path: Path, records: Mapping[str, Mapping[str, Any]], places: Sequence[Path]) -> None:

@@ -20,14 +20,6 @@ def label(hyper: str) -> str:
     return f"{roles} {LABELS.get(name, name)}".strip()
 
 
-def short_count(n: float) -> str:
-    """``12.3k``, ``1.5M``, ``6.3B``."""
-    for limit, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if n >= limit:
-            return f"{n / limit:.3g}{letter}"
-    return f"{n:g}"
-
-
 def with_unit(what: str, unit: str) -> str:
     """``final loss (nats)``; a loss without a unit of its own goes without."""
     return f"{what} ({unit})" if unit == "nats" else what

@@ -25,13 +25,13 @@ from complete_mue.errors import FileError
 from complete_mue.lab.paper_figures import FIGURES
 from complete_mue.lab.records.pack import file_stem, portable
 from complete_mue.lab.report.across_sweeps import overview_lines, overview_table, tallies
-from complete_mue.lab.report.labels import TASKS, code, short_count
+from complete_mue.lab.report.labels import TASKS, code
 from complete_mue.lab.report.pictures import pictures
 from complete_mue.lab.report.summary import Summary
 from complete_mue.lab.report.tables import axis_table, markdown, role_table, runs_table
 from complete_mue.lab.report.verdict import LEGEND
 from complete_mue.storage import inner_folder, remove_parts, write_text
-from complete_mue.tabular import escaped
+from complete_mue.tabular import escaped, short_count
 
 END = "<!-- end -->"
 _FIRST_STEPS = ("activated", "ffn_width", "ffn_width_moe")  # axes along which the paper shows the first steps

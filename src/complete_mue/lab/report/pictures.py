@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 
 from complete_mue.chart import Dot, Drawn, Panel, Picture, linear_axis, log_axis
 from complete_mue.lab.report.curves import Curve
-from complete_mue.lab.report.labels import TASKS, label, short_count, with_unit
+from complete_mue.lab.report.labels import TASKS, label, with_unit
 from complete_mue.lab.report.roles import changes, condition
 from complete_mue.lab.report.summary import Scan, Summary, TransferredRun
+from complete_mue.tabular import short_count
 
 
 def pictures(summary: Summary) -> tuple[Picture, ...]:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from complete_mue.lab.report.curves import Curve
-from complete_mue.lab.report.labels import label, short_count, with_unit
+from complete_mue.lab.report.labels import label, with_unit
 from complete_mue.lab.report.summary import Scan, Summary
-from complete_mue.tabular import escaped, markdown_table, terminal_table
+from complete_mue.tabular import escaped, markdown_table, short_count, terminal_table
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from complete_mue.lab.report.curves import Curve
-from complete_mue.lab.report.labels import label, short_count, with_unit
+from complete_mue.lab.report.labels import label, with_unit
+from complete_mue.tabular import short_count
 
 DRIFT_GOAL = 0.5  # octaves
 REGRET_GOAL = 0.01  # nats

@@ -117,14 +117,16 @@ def _numbers(line: dict[str, Any]) -> dict[str, float]:
 
 
 def _wandb(run: Path, config: RunConfig) -> Any:
-    """The run at Weights & Biases; its id comes from directory and config, so that a resumed run is the same one."""
+    """The run at Weights & Biases. Its id comes from directory, config and number of restarts, so that a resumed run is
+    the same one."""
     try:
         import wandb
     except ImportError:
         raise RunError(
             f"wandb={config.wandb}: W&B is not installed; pip install 'complete-mue[logging]', or leave wandb out"
         ) from None
-    name = hashlib.sha256(f"{run.resolve()} {config.fingerprint}".encode()).hexdigest()[:16]
+    restarts = len(list(run.glob("before-*")))
+    name = hashlib.sha256(f"{run.resolve()} {config.fingerprint} {restarts}".encode()).hexdigest()[:16]
     return wandb.init(
         project=config.wandb, name=config.name, id=name, resume="allow", dir=str(run), config=config.to_dict()
     )
