@@ -135,6 +135,7 @@ def test_layout(root: Path) -> None:
         (("plann",), "plann"),
         (("plan", FILES[1], FILES[0]), "[hyper]"),
         (("plan", *FILES, "--explain", "--json"), "leave out --format and --json"),
+        (("plan", *FILES, "--eps", "no"), "'--eps': 'no' is not one of 'groups', 'fixed'"),
         (("plan", *FILES, "--export", "megatro"), "did you mean 'megatron'?"),
         (("check", "--axis", "widht"), "did you mean 'width'?"),
         (("check", "--model", "json:dumps", "--axis", "grouped"), "build(plan) failed with TypeError"),

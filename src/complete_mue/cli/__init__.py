@@ -49,7 +49,7 @@ def main() -> None:
         status = 130
     except UsageError as problem:
         context = getattr(problem, "ctx", None)
-        said = getattr(problem, "format_message", problem.__str__)()
+        said = getattr(problem, "format_message", problem.__str__)().replace("Value error, ", "")
         status = _fail(f"{said}  (see `{context.command_path if context else 'mue'} --help`)")
     except BrokenPipeError:
         status = _reader_left()

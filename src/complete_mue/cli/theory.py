@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json as jsonlib
 import math
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -18,39 +17,12 @@ from complete_mue.export import export as export_plan
 from complete_mue.layout import FeedForward, ModelShape, read_reference
 from complete_mue.layout.shape import ATTENTION_MATRICES
 from complete_mue.plan import Plan, transfer
+from complete_mue.plan.plan import Betas
 from complete_mue.rules import CATALOG, DEFAULT_RULES, Rules
+from complete_mue.rules.catalog import Duration, Reading
 from complete_mue.rules.sde import LoadSde
 
-
-class Format(StrEnum):
-    """How a plan is printed."""
-
-    table = "table"
-    json = "json"
-    markdown = "markdown"
-    md = "md"
-    csv = "csv"
-
-
-class Reading(StrEnum):
-    """Whether a column follows width and depth, as CompleteP's parameter groups do."""
-
-    groups = "groups"
-    fixed = "fixed"
-
-
-class Duration(StrEnum):
-    """Whether the learning rate follows the number of steps, or the batch."""
-
-    scaled = "scaled"
-    fixed = "fixed"
-
-
-class BetasChoice(StrEnum):
-    """What happens to AdamW's betas."""
-
-    transfer = "transfer"
-    hold = "hold"
+Format = Literal["table", "json", "markdown", "md", "csv"]
 
 
 @app.command("plan")
@@ -71,23 +43,21 @@ def plan_command(
     role: Annotated[
         str | None, typer.Option(help="Explain only this role (kind of tensor), such as expert_down.")
     ] = None,
-    format: Annotated[Format, typer.Option(help="Output format.")] = Format.table,
+    format: Annotated[Format, typer.Option(help="Output format.")] = "table",
     json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
     export: Annotated[
         str | None, typer.Option(help=f"Print the plan as a config of another tool: {', '.join(EXPORTS)}.")
     ] = None,
     rules: Annotated[str, typer.Option(help=f"Rule set: {', '.join(CATALOG)}.")] = DEFAULT_RULES,
-    betas: Annotated[
-        BetasChoice, typer.Option(help="Transfer AdamW's betas, or keep the reference's.")
-    ] = BetasChoice.transfer,
-    eps: Annotated[Reading, typer.Option(help="fixed: eps does not depend on width and depth.")] = Reading.groups,
+    betas: Annotated[Betas, typer.Option(help="Transfer AdamW's betas, or keep the reference's.")] = "transfer",
+    eps: Annotated[Reading, typer.Option(help="fixed: eps does not depend on width and depth.")] = "groups",
     weight_decay: Annotated[
         Reading, typer.Option(help="fixed: weight decay does not depend on width and depth.")
-    ] = Reading.groups,
+    ] = "groups",
     duration: Annotated[
         Duration,
         typer.Option(help="fixed: lr goes with the batch, not with the number of steps. Try it where they are fewer."),
-    ] = Duration.scaled,
+    ] = "scaled",
     forward_factor: Annotated[
         float, typer.Option(help="Use the route scale r = a / sqrt(F), with F from `mue check`.")
     ] = 1.0,
@@ -113,29 +83,29 @@ def plan_command(
       mue plan examples/lm_reference.toml examples/lm_large.toml --explain
       mue plan reference.toml models/Qwen3-30B-A3B --steps 100000
     """
-    if load is not None and (export is not None or explain or role is not None or format is Format.csv):
+    if load is not None and (export is not None or explain or role is not None or format == "csv"):
         raise TransferError("--load works only with the table, Markdown and JSON: drop it or the other options")
-    if (json or format is not Format.table) and (explain or role is not None or export is not None):
+    if (json or format != "table") and (explain or role is not None or export is not None):
         raise TransferError("--explain, --role and --export print text of their own: leave out --format and --json")
-    if json and format not in (Format.table, Format.json):
-        raise TransferError(f"--json and --format {format.value}: give one of them")
+    if json and format not in ("table", "json"):
+        raise TransferError(f"--json and --format {format}: give one of them")
     if export is not None and (explain or role is not None):
         raise TransferError("--export and --explain print different texts: leave out one (--role goes with --explain)")
     tuned = read_reference(reference)
     shape, budget = target_of(target, tuned.budget, batch_tokens, steps)
-    chosen = Rules(rules, eps.value, weight_decay.value, forward_factor, duration.value)
-    plan = transfer(tuned, shape, budget, rules=chosen, betas=betas.value)
+    chosen = Rules(rules, eps, weight_decay, forward_factor, duration)
+    plan = transfer(tuned, shape, budget, rules=chosen, betas=betas)
     plan = plan.fold() if fold else plan
     loaded = plan.sde_with_load(_read_load(load, shape)) if load else None
     if export is not None:
         print(export_plan(plan, export), end="")
     elif explain or role is not None:
         print_text(plan.explain(role))
-    elif json or format is Format.json:
+    elif json or format == "json":
         print(jsonlib.dumps(plan.to_dict() | _load_dict(loaded), indent=2, ensure_ascii=False, allow_nan=False))
-    elif format in (Format.markdown, Format.md):
+    elif format in ("markdown", "md"):
         print(plan.to_markdown() + (f"\n\nload: {loaded}" if loaded else ""))
-    elif format is Format.csv:
+    elif format == "csv":
         print(plan.to_csv(), end="")
     else:
         _print_table(plan)

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import entry_points
-from typing import Literal
+from typing import Literal, get_args
 
 from complete_mue.errors import TransferError, one_of
 from complete_mue.layout.numbers import real
@@ -137,6 +137,10 @@ def register_rules(name: str, lines: Mapping[str, str], *, like: str | None = No
     return Rules(name)
 
 
+Reading = Literal["groups", "fixed"]  # a column follows width and depth, as CompleteP's parameter groups do, or not
+Duration = Literal["scaled", "fixed"]  # the learning rate follows the number of steps, or the batch
+
+
 @dataclass(frozen=True)
 class Rules:
     """A rule set by name, and the few readings on which people differ.
@@ -148,16 +152,16 @@ class Rules:
     """
 
     name: str = DEFAULT_RULES
-    eps: Literal["groups", "fixed"] = "groups"
-    weight_decay: Literal["groups", "fixed"] = "groups"
+    eps: Reading = "groups"
+    weight_decay: Reading = "groups"
     forward_factor: float = 1.0
-    duration: Literal["scaled", "fixed"] = "scaled"
+    duration: Duration = "scaled"
 
     def __post_init__(self) -> None:
         one_of("rules", self.name, CATALOG, TransferError)
         for option in ("eps", "weight_decay"):
-            one_of(option, getattr(self, option), ("groups", "fixed"), TransferError)
-        one_of("duration", self.duration, ("scaled", "fixed"), TransferError)
+            one_of(option, getattr(self, option), get_args(Reading), TransferError)
+        one_of("duration", self.duration, get_args(Duration), TransferError)
         object.__setattr__(self, "forward_factor", real("forward_factor", self.forward_factor))
 
     @classmethod
