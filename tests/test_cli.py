@@ -56,6 +56,18 @@ def test_readings_of_the_rules(root: Path, lm_plan: mue.Plan) -> None:
         assert run("plan", *FILES, *option, cwd=root).returncode == 2
 
 
+def test_what_a_target_or_a_rule_set_does_not_read_is_said(root: Path) -> None:
+    done = run("plan", FILES[0], FILES[0], cwd=root)
+    assert "[hyper] of a target is not read" in done.stderr
+    done = run("plan", *FILES, "--rules", "sp", "--duration", "fixed", "--eps", "groups", cwd=root)
+    assert "--duration fixed changes nothing by the rule set sp" in done.stderr
+    assert "eps" not in done.stderr
+    assert "duration" not in done.stdout
+    done = run("plan", *FILES, "--rules", "complete_mue", "--duration", "fixed", "--eps", "fixed", cwd=root)
+    assert done.stderr == ""
+    assert "complete_mue, eps fixed, duration fixed" in done.stdout
+
+
 @pytest.mark.parametrize("text", ["{0}", "[{1}]", "{2}"])
 def test_measured_loads(root: Path, tmp_path: Path, lm_plan: mue.Plan, text: str) -> None:
     tokens = [100 + n for n in range(127)] + [0]
@@ -77,10 +89,18 @@ def test_a_load_with_most_experts_idle(root: Path, tmp_path: Path) -> None:
 
 
 def test_loads_that_cannot_be_read(root: Path, tmp_path: Path) -> None:
-    for text in ("1 2 3", "", "words", "0 " * 128):
+    for text, says in (
+        ("1 2 3", "3 entries for 128"), ("", "all is no load"), ("words", "words"), ("0 " * 128, "all is no load"),
+        ("1 " * 127 + "-3", "load: -3 is no load"), ("1 " * 127 + "inf", "load: inf is no load"),
+    ):  # fmt: skip
         (tmp_path / "load").write_text(text)
-        assert run("plan", *FILES, "--load", tmp_path / "load", cwd=root).returncode == 2
-    assert run("plan", *FILES, "--load", tmp_path / "none", cwd=root).returncode == 2
+        done = run("plan", *FILES, "--load", tmp_path / "load", cwd=root)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert says in done.stderr
+    done = run("plan", *FILES, "--load", tmp_path / "none", cwd=root)
+    assert (done.returncode, "none: No such file" in done.stderr) == (2, True)
+    done = run("plan", FILES[0], FILES[0], "--load", tmp_path / "load", cwd=root)
+    assert (done.returncode, "the target has none" in done.stderr) == (2, True)
     assert run("plan", *FILES, "--load", tmp_path / "load", "--explain", cwd=root).returncode == 2
 
 
@@ -94,6 +114,8 @@ def test_options_that_would_be_ignored_are_refused(root: Path, tmp_path: Path) -
         (("eval", tmp_path, "--answers", "a", "--limit", 3), "leave out RUN, --limit"),
         (("eval", tmp_path, "--requests", "q", "--json"), "leave out --json"),
         (("eval", "hf:X", "--held-out"), "only our runs"),
+        (("sweep", "scaling", "--octaves=-2:2"), "leave out --hyper, --span"),
+        (("sweep", "scaling", "--hyper", "lr"), "at the reference's own values"),
         (("cluster", "lm_large", "--link", "-1"), "--link = -1.0: give a finite number above 0"),
     ):
         done = run(*words, cwd=root)
@@ -145,6 +167,13 @@ def test_layout(root: Path) -> None:
         (("bench", "moe", "--device", "tpu"), "give 'cuda' or 'cpu'"),
         (("bench", "moe", "--kernel", "tritn"), "did you mean 'triton'?"),
         (("train", "lm_tiny", "task.sequence=0"), "task.sequence = 0"),
+        (("train", "--resume", "--out", "run", "budget.steps=40"), "without a recipe before it"),
+        (("train", "lm_tiny", "warmup=0.99"), "warmup = 396 and decay = 80"),
+        (("train", "lm_tiny:16e4a", "expert_parallel=2", "--dry-run"), "expert_parallel = 2 with 1 ranks"),
+        (("layout", "dense@", "--width", "64", "--expert-width", "32"), "cannot read 'dense@'"),
+        (("layout", "8e2a@64", "--width", "64", "--expert-width", "32"), "every part has its width"),
+        (("init", "none"), "none: no such file"),
+        (("init", "--out", "README.md"), "README.md: a file, or a link to nothing"),
         (("train", "lm_tiny", "device=nope"), "give auto, cpu, cuda or cuda:N"),
         (("train", "lm_tiny", "compile=maybe"), "give true or false"),
         (("train", "lm_tiny", "bias_rate=x"), "bias_rate = 'x'"),
@@ -313,3 +342,24 @@ def test_a_run_goes_on_with_its_own_config(tmp_path: Path) -> None:
     assert other.returncode == 2
     assert "betas = transfer" in other.stderr
     assert "lm_tiny" in run("train", cwd=tmp_path).stderr
+
+
+def test_a_run_whose_reader_leaves_is_finished(root: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    given = (
+        "shape.width=16 shape.depth=1 task.sequence=16 budget.batch_tokens=32 budget.steps=40 log_every=1 betas=hold"
+    )
+    command = f"{sys.executable} -m complete_mue train lm_tiny {given} --out {tmp_path / 'run'} 2>&1 | head -n 1"
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "finished" in (tmp_path / "run" / "result.json").read_text()
+
+
+def test_a_run_is_named_after_what_it_trains() -> None:
+    from complete_mue.lab.recipes import configured
+
+    assert configured("lm_tiny", ["shape.feed_forward=16e4a@8"]).name == "lm_tiny-16e4a"
+    assert configured("lm_tiny:16e4a", ["shape.feed_forward=dense@64"]).name == "lm_tiny-dense"
+    assert configured("dit_large:dense:256px", ["shape.feed_forward=64e8a@64"]).name == "dit_large-64e8a-256px"
+    assert configured("lm_tiny", ["shape.feed_forward=16e4a@8", "name=mine"]).name == "mine"
+    assert configured("lm_tiny", ["seed=1"]).name == "lm_tiny-dense"

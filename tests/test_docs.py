@@ -90,6 +90,14 @@ def test_links_lead_somewhere() -> None:
             assert (page.parent / link).exists(), f"{page.name}: {link}"
 
 
+def test_no_two_headings_of_a_page_are_alike() -> None:
+    """Where they are, the places that browsers find for links differ from one renderer to the next."""
+    for page in PAGES:
+        text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+        assert len(headings) == len({heading.lower() for heading in headings}), page.name
+
+
 @pytest.mark.parametrize(
     ("folder", "table", "axis"),
     [

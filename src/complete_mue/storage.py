@@ -127,10 +127,19 @@ def open_lock(path: Path) -> int:
     raise FileError(f"{path}: not a plain file, so it cannot be locked; remove it")
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it, unless it is there."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        reason = "a file, or a link to nothing" if isinstance(problem, FileExistsError) else problem.strerror
+        raise FileError(f"{path}: {reason}; give a folder that can be written") from None
+
+
 def inner_folder(path: Path) -> Path:
     """Make a folder inside one of ours. A link in its place is refused: what goes there would land elsewhere."""
     refuse_links(path.parent, (path.name,))
-    path.mkdir(parents=True, exist_ok=True)
+    make_folder(path)
     return path
 
 
@@ -144,8 +153,8 @@ def refuse_links(folder: Path, names: tuple[str, ...]) -> None:
 @contextmanager
 def exclusive(folder: Path, doing: str) -> Iterator[None]:
     """Hold ``folder`` (made if missing) for this process; a second process is refused. A killed holder lets go."""
+    make_folder(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         handle = open_lock(folder / _LOCK)
     except OSError as problem:
         raise FileError(f"{folder}: {problem.strerror}; give a folder that can be written") from None

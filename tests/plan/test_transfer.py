@@ -174,7 +174,7 @@ def test_explain_derives_the_number(lm_plan: mue.Plan) -> None:
     text = lm_plan.explain("expert_down")
     assert "0.01 × ρ_d^-1/2 ρ_H^1/2 = 0.01 × 8^-1/2 × 4.5^1/2 = 0.0075" in text
     assert "r ∝ a" in text
-    assert "Eq. route-scale-main" in text
+    assert "route scale (Eq. 3)" in text
     assert "folded: the forward multiplier m = 1.77778" in lm_plan.fold().explain("expert_down")
     for row in lm_plan.rows:
         assert row.role.value in lm_plan.explain()

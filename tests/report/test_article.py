@@ -50,7 +50,7 @@ def test_the_page_has_everything(runs: Path, tmp_path: Path, monkeypatch: pytest
     headings = re.findall(r"^#+ .*", text, flags=re.MULTILINE)
     assert headings == [
         "# Transfer", "## In short", "## Axis by axis", "## Language model", "### Activated experts", "### Width",
-        "### Scaling", "## Diffusion transformer", "### Activated experts",
+        "### Scaling", "## Diffusion transformer", "### Activated experts, diffusion",
     ]  # fmt: skip
     sections = re.split(r"^### ", text, flags=re.MULTILINE)[1:]
     for section in sections:  # the words stay, pictures and tables fold

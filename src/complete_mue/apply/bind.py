@@ -201,8 +201,8 @@ def family_of(model: Any, family: Family | None = None) -> Family | None:
             else f"{type(model).__name__} (no config.model_type)"
         )
         raise BindError(
-            f"{what} is not a known family; known are {', '.join(supported)}. "
-            "Describe it: family=mue.Family.define(name, table), see docs/apply.md"
+            f"{what} is none of the {len(supported)} known families, which docs/apply.md names. Describe it: "
+            "family=mue.Family.define(name, table), see there"
         )
     if family.refused:
         raise BindError(f"family {family.name!r} is not supported: {family.refused}")

@@ -10,7 +10,7 @@ from complete_mue.apply.checks import AxisCheck, CheckResult
 from complete_mue.apply.judge import OK, Slope
 from complete_mue.chart import Axis, Dot, Drawn, Panel, Picture, log_axis
 from complete_mue.chart_svg import write_svg
-from complete_mue.storage import write_json
+from complete_mue.storage import make_folder, write_json
 from complete_mue.tabular import terminal_table
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def _panel(axis: AxisCheck, styles: dict[str, int]) -> Panel:
 
 def write(result: CheckResult, folder: Path) -> list[Path]:
     """check.json and check.svg in a folder; each file appears whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     data = folder / "check.json"
     write_json(data, result.to_dict())
     return [data, write_svg(picture(result), folder / "check.svg", columns=3)]

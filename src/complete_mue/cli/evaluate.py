@@ -12,7 +12,7 @@ import typer
 
 from complete_mue.cli.app import app, console, need_run, need_torch, warn
 from complete_mue.errors import RunError
-from complete_mue.storage import refuse_links
+from complete_mue.storage import make_folder, refuse_links, write_json
 
 STOCK = "hf:"
 Opened = Callable[[Path], tuple[Any, dict[str, str]]]
@@ -179,11 +179,10 @@ def _held_out(run: Path, out: Path | None, opened: Opened, progress: Any) -> Any
     need_run(run)
     from complete_mue.lab.evals.held_out import held_out_loss
     from complete_mue.lab.train.config import read_config
-    from complete_mue.storage import write_json
 
     folder, (scorer, model) = _place(out, run), opened(run)
     found = held_out_loss(read_config(run / "config.json"), scorer, model["step"], progress("held-out text"))
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_json(folder / "held_out.json", {"model": model, **found.to_dict()})
     return found
 
@@ -246,11 +245,10 @@ def speedup_command(
     """
     need_torch("mue speedup")
     from complete_mue.lab.evals.speedup import compare, draw, to_dict, to_text
-    from complete_mue.storage import write_json
 
     found = compare(reference, target)
     folder = out or target
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_json(folder / "speedup.json", to_dict(found))
     ratio, loss = draw(found, folder / "speedup.svg")
     print(jsonlib.dumps(to_dict(found), indent=2) if json else to_text(found))

@@ -12,10 +12,10 @@ import typer
 
 from complete_mue.cli.app import app, need_torch, print_text, warn
 from complete_mue.errors import FileError
-from complete_mue.layout import Budget, FeedForward, ModelShape, read_target
+from complete_mue.layout import Budget, FeedForward, ModelShape
 from complete_mue.layout.hf_config import READABLE, departs, find_config, read_config, shape_of_config
 from complete_mue.layout.toml_files import Document
-from complete_mue.storage import write_text
+from complete_mue.storage import make_folder, write_text
 
 _BUDGET = Budget(batch_tokens=262144, steps=25000)
 
@@ -25,9 +25,17 @@ def target_of(
 ) -> tuple[ModelShape, Budget]:
     """Shape and budget of a target: a TOML file, a config.json or its folder, which has the budget ``otherwise``."""
     config = find_config(path)
-    shape, budget = read_target(path) if config is None else (shape_in(config), otherwise)
+    shape, budget = _read_target(path) if config is None else (shape_in(config), otherwise)
     given = {"batch_tokens": batch_tokens, "steps": steps}
     return shape, replace(budget, **{name: value for name, value in given.items() if value is not None})
+
+
+def _read_target(path: Path) -> tuple[ModelShape, Budget]:
+    """Of a TOML file, which may be a reference's."""
+    document = Document.read(path)
+    if unread := [f"[{name}]" for name in ("hyper", "tuned") if name in document.data]:
+        warn(f"{path}: {' and '.join(unread)} of a target is not read: the plan's numbers come from the reference")
+    return document.target()
 
 
 def shape_in(config: Path) -> ModelShape:
@@ -74,7 +82,8 @@ def init_command(
     """
     found = find_config(config) if config is not None else None
     if config is not None and found is None:
-        raise FileError(f"{config}: give a config.json, or the folder of a model that has one")
+        missing = "" if config.exists() else "no such file; "
+        raise FileError(f"{config}: {missing}give a config.json, or the folder of a model that has one")
     shape = shape_in(found) if found else ModelShape(1024, 32, FeedForward.parse("128e8a1s", 512), dense_layers=2)
     texts = {"reference.toml": _reference(shape)}
     if isinstance(shape.feed_forward, FeedForward):
@@ -86,7 +95,7 @@ def init_command(
     for name, text in texts.items():
         document = Document(name, text)
         document.reference() if name == "reference.toml" else document.target()  # what we write reads back
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     for name, path in paths.items():
         write_text(path, texts[name])
         print(f"wrote {path}")
@@ -112,7 +121,7 @@ expansion = 1.0  # width of the block over d{heads}
 
 [budget]
 batch_tokens = {_BUDGET.batch_tokens}  # tokens per optimizer step
-steps = {_BUDGET.steps}  # of the whole run; a target with other steps gets other betas
+steps = {_BUDGET.steps}  # of the whole run; a target with others gets another lr, weight decay, eps and betas
 
 [hyper]  # of torch.optim.AdamW
 lr = 1e-3  # the peak of the schedule: TUNE

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from complete_mue.cli.app import app, console, print_text
+from complete_mue.cli.app import app, console, print_text, warn
 from complete_mue.cli.files import target_of
 from complete_mue.errors import FileError, NotationError, TransferError
 from complete_mue.export import EXPORTS
@@ -94,6 +94,8 @@ def plan_command(
     tuned = read_reference(reference)
     shape, budget = target_of(target, tuned.budget, batch_tokens, steps)
     chosen = Rules(rules, eps, weight_decay, forward_factor, duration)
+    for name in chosen.idle:
+        warn(f"--{name.replace('_', '-')} fixed changes nothing by the rule set {rules}")
     plan = transfer(tuned, shape, budget, rules=chosen, betas=betas)
     plan = plan.fold() if fold else plan
     loaded = plan.sde_with_load(_read_load(load, shape)) if load else None
@@ -124,13 +126,19 @@ def _load_dict(loaded: LoadSde | None) -> dict[str, object]:
 
 def _read_load(path: Path, shape: ModelShape) -> list[float]:
     """A number per expert, separated by blanks, commas or lines (JSON too), scaled to sum to the active experts."""
+    if not shape.main.groups:
+        raise TransferError("--load is for experts, and the target has none: leave it out")
     try:
         words = path.read_text(encoding="utf-8").translate(str.maketrans("[],", "   ")).split()
         numbers = [float(word) for word in words]
     except (OSError, ValueError) as problem:
-        raise FileError(f"--load {path}: {problem}; give a text or JSON file with one number per expert") from None
+        reason = getattr(problem, "strerror", None) or problem
+        raise FileError(f"--load {path}: {reason}; give a text or JSON file with one number per expert") from None
+    bad = [word for word, number in zip(words, numbers, strict=True) if not 0 <= number < math.inf]
     total = sum(numbers)
-    return [number * shape.main.active / total for number in numbers] if 0 < total < math.inf else numbers
+    if bad or not 0 < total < math.inf:
+        raise FileError(f"--load {path}: {bad[0] if bad else 'all'} is no load: give tokens or shares, at least 0")
+    return [number * shape.main.active / total for number in numbers]
 
 
 def _print_table(plan: Plan) -> None:
@@ -157,10 +165,11 @@ def layout_command(
 
     Example:  mue layout 128e8a4g1s --width 1024 --expert-width 512 --depth 32
     """
+    block = FeedForward.within(width, notation, expert_width)
     if expert_width is not None and all("@" in part for part in notation.split("+")):
         raise NotationError(f"--expert-width beside {notation!r}: every part has its width; leave it out")
-    shape = ModelShape(width, depth, FeedForward.within(width, notation, expert_width), dense_layers)
-    block, parameters = shape.main, shape.parameters
+    shape = ModelShape(width, depth, block, dense_layers)
+    parameters = shape.parameters
     facts = {
         "notation": str(block),
         "active_width": block.active_width,

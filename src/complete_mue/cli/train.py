@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from complete_mue.cli.app import app, need_run, need_torch, warn
+from complete_mue.cli.app import app, need_run, need_torch, print_text, warn
 from complete_mue.cli.sweep_progress import bar, clock
 from complete_mue.errors import RunError
 
@@ -57,6 +57,11 @@ def train_command(
 
     if resume and restart:
         raise RunError("--resume continues and --restart starts over: give one of them")
+    if recipe is not None and "=" in recipe:
+        raise RunError(
+            f"{recipe!r} without a recipe before it: name one, such as lm_tiny; a run that goes on as it was started "
+            "takes --resume --out DIR alone"
+        )
     if recipe is not None:
         config = configured(recipe, overrides or (), reference)
     elif (resume or restart) and out is not None and reference is None:
@@ -64,13 +69,15 @@ def train_command(
         config = config.unpinned if restart else config
     else:
         raise RunError(f"no recipe: give one of {', '.join(RECIPES)}, or --resume --out DIR to continue a run")
-    _ = config.plan  # what cannot be planned is refused before torch is loaded
+    _ = config.plan, config.schedule  # what cannot be planned is refused before torch is loaded
     from complete_mue.lab.train.estimate import Machine, estimate
     from complete_mue.lab.train.loop import train_on_ranks
+    from complete_mue.lab.train.parallel import check_dealing
     from complete_mue.lab.train.trainer import pick_device
 
     pick_device(config.device)
     first, ranks = os.environ.get("RANK", "0") == "0", int(os.environ.get("WORLD_SIZE", "1"))
+    check_dealing(ranks, config.expert_parallel, config.shape)
     if dry_run:
         if "RANK" not in os.environ:
             _dry_run(config)
@@ -99,20 +106,22 @@ def _dry_run(config: Any) -> None:
     parameters = sum(p.numel() for p in task.model.parameters())
     cost = Cost.of(config, task)
     total = cost.flops_per_token * config.budget.tokens
-    print(f"{config.name}: {parameters:,} parameters, {config.budget.tokens:,} tokens in {config.budget.steps:,} steps")
+    budget = config.budget
+    print_text(f"{config.name}: {parameters:,} parameters, {budget.tokens:,} tokens in {budget.steps:,} steps")
     copies = " and the experts' bfloat16 copies" if cost.state_bytes > 16 * parameters else ""
     rows = config.rows // config.accumulate
-    print(
-        f"memory {cost.state_bytes / 2**30:.2f} GiB for float32 weights, gradients and moments{copies}; activations of "
+    print_text(
+        f"memory {cost.state_bytes / 2**30:.2g} GiB for float32 weights, gradients and moments{copies}; activations of "
         f"{rows * task.sequence:,} tokens ({config.accumulate} micro-batches of {rows} rows) come on top"
     )
-    print(f"compute {cost.flops_per_token:.3g} FLOP per token, {total:.3g} FLOP in all")
+    print_text(f"compute {cost.flops_per_token:.3g} FLOP per token, {total:.3g} FLOP in all")
     if task.steps is not None:
         short = (
             "" if task.steps >= config.budget.steps else ": TOO FEW; give more data, fewer steps, or task.epochs=repeat"
         )
-        print(f"data {config.task.source} holds {task.steps:,} steps{short}")
-    print(f"schedule warmup {config.schedule.warmup}, decay {config.schedule.decay} of {config.schedule.steps} steps")
+        print_text(f"data {config.task.source} holds {task.steps:,} steps{short}")
+    schedule = config.schedule
+    print_text(f"schedule warmup {schedule.warmup}, decay {schedule.decay} of {schedule.steps} steps")
     print(config.plan)
 
 
@@ -130,11 +139,25 @@ def _progress(config: Any, *, shown: bool) -> Iterator[tuple[Callable[[dict[str,
         def report(line: dict[str, Any]) -> None:
             step, facts = line["step"] + 1, _facts(line)
             if view is None:
-                print(f"step {step}/{steps}  {facts}", file=sys.stderr, flush=True)
+                _say(f"step {step}/{steps}  {facts}")
             else:
                 view.update(_live(config.name, step, steps, facts))
 
-        yield report, lambda text: console.print(f"warning: {text}")
+        def said(text: str) -> None:
+            if view is None:
+                _say(f"warning: {text}")
+            else:
+                console.print(f"warning: {text}")
+
+        yield report, said
+
+
+def _say(text: str) -> None:
+    """A line on stderr; if its reader has left, the run goes on without a word."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def _live(name: str, step: int, steps: int, facts: str = "") -> Any:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from complete_mue.layout.tensors import Role
 from complete_mue.plan.row import ROW_COLUMNS, Row
+from complete_mue.rules.catalog import READINGS
 from complete_mue.tabular import markdown_table, short_count, terminal_table
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def attention(plan: Plan) -> str:
 
 def _rules(plan: Plan) -> str:
     rules = plan.rules
-    readings = [f"{name} fixed" for name in ("eps", "weight_decay", "duration") if getattr(rules, name) == "fixed"]
+    readings = [f"{name} fixed" for name in READINGS if getattr(rules, name) == "fixed" and name not in rules.idle]
     if rules.forward_factor != 1:
         readings.append(f"forward factor {rules.forward_factor:.4g}")
     return ", ".join([rules.name, *readings])

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import entry_points
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from complete_mue.errors import TransferError, one_of
 from complete_mue.layout.numbers import real
@@ -139,6 +139,9 @@ def register_rules(name: str, lines: Mapping[str, str], *, like: str | None = No
 
 Reading = Literal["groups", "fixed"]  # a column follows width and depth, as CompleteP's parameter groups do, or not
 Duration = Literal["scaled", "fixed"]  # the learning rate follows the number of steps, or the batch
+READINGS: dict[str, tuple[Any, ...]] = {
+    "eps": get_args(Reading), "weight_decay": get_args(Reading), "duration": get_args(Duration),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -159,9 +162,8 @@ class Rules:
 
     def __post_init__(self) -> None:
         one_of("rules", self.name, CATALOG, TransferError)
-        for option in ("eps", "weight_decay"):
-            one_of(option, getattr(self, option), get_args(Reading), TransferError)
-        one_of("duration", self.duration, get_args(Duration), TransferError)
+        for option, known in READINGS.items():
+            one_of(option, getattr(self, option), known, TransferError)
         object.__setattr__(self, "forward_factor", real("forward_factor", self.forward_factor))
 
     @classmethod
@@ -173,6 +175,12 @@ class Rules:
     def table(self) -> RuleTable:
         """Role -> line, with this object's readings applied."""
         return _table(self)
+
+    @property
+    def idle(self) -> tuple[str, ...]:
+        """The readings that change nothing here: what they leave out, this rule set does not have."""
+        others = {name: replace(self, **{name: known[0]}) for name, known in READINGS.items()}
+        return tuple(name for name, other in others.items() if other != self and other.table == self.table)
 
     @property
     def scales_schedule(self) -> bool:
@@ -190,7 +198,7 @@ class Rules:
 
 @lru_cache(maxsize=64)
 def _table(rules: Rules) -> RuleTable:
-    fixed = {name: getattr(rules, name) == "fixed" for name in ("eps", "weight_decay", "duration")}
+    fixed = {name: getattr(rules, name) == "fixed" for name in READINGS}
     lines = with_fixed(CATALOG[rules.name], **fixed)
     if rules.forward_factor != 1:
         expert = lines[Role.EXPERT_DOWN]

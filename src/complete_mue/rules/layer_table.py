@@ -95,25 +95,25 @@ class Reason:
 
 # (column, symbol) -> why. Every symbol that a table of ours uses in a column has its reason here.
 REASONS: dict[tuple[str, str], Reason] = {
-    ("output", "H"): Reason("one AdamW step moves the block's output by A·lr·H, so A = 1/ρ_H keeps it", "Bridge I, active-width muP (Eq. equivalent-mup)"),
+    ("output", "H"): Reason("one AdamW step moves the block's output by A·lr·H, so A = 1/ρ_H keeps it", "Bridge I, active-width muP (Eq. 2)"),
     ("output", "d"): Reason("logits sum over d features that learn together, so the readout is divided by ρ_d", "width muP, output layer"),
-    ("route_scale", "a"): Reason("normalized routing averages the active experts; r ∝ a turns the average back into a sum", "route scale (Eq. route-scale-main)"),
-    ("route_scale", "F"): Reason("unequal routing weights change the forward variance by F; dividing by sqrt(F) undoes it", "exact forward correction (Eq. route-scale-exact)"),
-    ("residual", "L"): Reason("L branches add up in the residual stream, so each is divided by ρ_L", "depth row (Tab. optimizer-rules), CompleteP"),
-    ("init_std", "d"): Reason("a sum over d inputs keeps its variance when the variance of each weight is divided by ρ_d", "backbone-width muP (Eq. ffn-up-mup, router-standard-mup)"),
-    ("init_std", "H"): Reason("A = 1/ρ_H over ρ_H as many terms would shrink the output by sqrt(ρ_H); the init makes up for it", "Bridge I, active-width muP (Eq. equivalent-mup)"),
+    ("route_scale", "a"): Reason("normalized routing averages the active experts; r ∝ a turns the average back into a sum", "route scale (Eq. 3)"),
+    ("route_scale", "F"): Reason("unequal routing weights change the forward variance by F; dividing by sqrt(F) undoes it", "exact forward correction (Eq. 21)"),
+    ("residual", "L"): Reason("L branches add up in the residual stream, so each is divided by ρ_L", "depth row (Table 3), CompleteP"),
+    ("init_std", "d"): Reason("a sum over d inputs keeps its variance when the variance of each weight is divided by ρ_d", "backbone-width muP (Eqs. 14 and 15)"),
+    ("init_std", "H"): Reason("A = 1/ρ_H over ρ_H as many terms would shrink the output by sqrt(ρ_H); the init makes up for it", "Bridge I, active-width muP (Eq. 2)"),
     ("init_std", "f"): Reason("the variance of each weight is divided by the growth of the tensor's own fan-in", "fan-in initialization"),
-    ("lr", "d"): Reason("an AdamW step of size lr on d inputs moves the output by lr·d", "backbone-width muP (Eq. ffn-up-mup, router-standard-mup)"),
+    ("lr", "d"): Reason("an AdamW step of size lr on d inputs moves the output by lr·d", "backbone-width muP (Eqs. 14 and 15)"),
     ("lr", "f"): Reason("an AdamW step of size lr moves the output by lr times the tensor's own fan-in", "width muP"),
     ("lr", "S"): Reason("few of the tokens reach a sparse expert, and those are alike: its up projection wants a smaller lr", f"beyond the paper: exponent {EXPERT_UP_LR}"),
-    ("lr", "s"): Reason("T steps of size lr keep the horizon T·lr² when lr goes with sqrt(T*/T)", "global AdamW rule (Tab. optimizer-rules)"),
+    ("lr", "s"): Reason("T steps of size lr keep the horizon T·lr² when lr goes with sqrt(T*/T)", "global AdamW rule (Table 3)"),
     ("lr", "B"): Reason("optima went with the batch, and in shorter runs hardly with the number of steps", f"beyond the paper: exponent {BATCH_LR} (docs/results/steps.md)"),
     ("weight_decay", "d"): Reason("lr fell by ρ_d; weight decay rises by it so that lr·wd, the shrinkage per step, stays", "CompleteP parameter groups"),
     ("weight_decay", "f"): Reason("weight decay rises as lr falls so that lr·wd, the shrinkage per step, stays", "width muP, decoupled decay"),
-    ("weight_decay", "s"): Reason("wd moves with lr so that wd/lr, the normalized decay, stays", "global AdamW rule (Tab. optimizer-rules)"),
+    ("weight_decay", "s"): Reason("wd moves with lr so that wd/lr, the normalized decay, stays", "global AdamW rule (Table 3)"),
     ("eps", "d"): Reason("gradients of one weight shrink with the width; eps shrinks with them", "CompleteP parameter groups"),
     ("eps", "L"): Reason("gradients inside a residual branch carry 1/ρ_L; eps shrinks with them", "CompleteP parameter groups"),
-    ("eps", "s"): Reason("gradient noise sets the size of Adam's denominator; eps moves with it", "global AdamW rule (Tab. optimizer-rules)"),
+    ("eps", "s"): Reason("gradient noise sets the size of Adam's denominator; eps moves with it", "global AdamW rule (Table 3)"),
 }  # fmt: skip
 
 

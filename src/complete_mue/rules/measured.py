@@ -113,11 +113,12 @@ def trust(rules: Rules, shape: ModelShape, ratios: Ratios) -> Trust:
 
 def _fewer_steps(ratios: Ratios) -> str:
     """The rule raises lr for fewer steps. By the batch alone it did better at a half and a quarter of them."""
-    if ratios.schedule < 1.01:
+    factor = ratios.batch ** float(BATCH_LR) / ratios.schedule
+    if ratios.schedule < 1.01 or abs(factor - 1) < 0.01:
         return ""
     return (
         "fewer steps than the reference: in our sweeps an lr that goes with the batch alone did better (all lr "
-        f"×{ratios.batch ** float(BATCH_LR) / ratios.schedule:.4g}, the rest as planned: --duration fixed, in runs "
+        f"×{factor:.4g}, the rest as planned: --duration fixed, in runs "
         "duration=fixed); try both"
     )
 

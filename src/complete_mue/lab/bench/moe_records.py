@@ -20,7 +20,7 @@ from complete_mue.chart_svg import write_svg
 from complete_mue.errors import KernelError, ShapeError, one_of
 from complete_mue.lab.records import decode
 from complete_mue.lab.report.tables import number
-from complete_mue.storage import json_object, read_bytes, write_json
+from complete_mue.storage import json_object, make_folder, read_bytes, write_json
 from complete_mue.tabular import terminal_table
 
 DENSE = "dense"
@@ -96,7 +96,7 @@ class BenchResult:
 
     def write(self, folder: Path) -> Path:
         """Write moe.json."""
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_json(folder / "moe.json", self.to_dict())
         return folder / "moe.json"
 
@@ -147,7 +147,7 @@ class BenchResult:
     def plot(self, path: str | Path) -> Path:
         """Draw one panel per figure: milliseconds against the varied number."""
         path, times = Path(path), [row.ms for row in self.rows if row.ms]
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         wide = max(times, default=0.0) > 6 * min(times, default=0.0)
         y = log_axis("ms", round_numbers(times), reach=times) if wide else linear_axis("ms", [0.0, *times])
         panels = tuple(self._panel(name) for name in self.figures)

@@ -26,7 +26,7 @@ from complete_mue.lab.sweep.fused import train_fused
 from complete_mue.lab.train.config import RunConfig, override
 from complete_mue.lab.train.trainer import pick_device
 from complete_mue.layout.numbers import count
-from complete_mue.storage import write_json
+from complete_mue.storage import make_folder, write_json
 from complete_mue.tabular import terminal_table
 
 LAYOUTS = ("dense", "64e2a")
@@ -81,7 +81,7 @@ class SweepBench:
 
     def write(self, folder: Path) -> Path:
         """Write sweep.json."""
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_json(folder / "sweep.json", self.to_dict())
         return folder / "sweep.json"
 

@@ -32,7 +32,7 @@ from complete_mue.lab.train.task import build
 from complete_mue.lab.train.trainer import Trainer, pick_device
 from complete_mue.layout import Budget
 from complete_mue.layout.numbers import count
-from complete_mue.storage import write_json
+from complete_mue.storage import make_folder, write_json
 from complete_mue.tabular import terminal_table
 
 TRAINER, MINIMAL = "trainer", "minimal loop"
@@ -92,7 +92,7 @@ class TrainBench:
 
     def write(self, folder: Path) -> Path:
         """Write train.json."""
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_json(folder / "train.json", self.to_dict())
         return folder / "train.json"
 

@@ -46,7 +46,8 @@ class ShardFolder:
         if not path.is_file():
             if (folder / PROGRESS).is_file():
                 raise FileError(f"{folder}: writing it did not finish; run the same {self.writer} again")
-            raise FileError(f"{folder}: no {MANIFEST}; give a folder that {self.writer} wrote")
+            missing = f"no {MANIFEST}" if folder.exists() else "no such folder"
+            raise FileError(f"{folder}: {missing}; give a folder that {self.writer} wrote")
         data = read_json(path, f"manifest of {self.what}", self.remedy)
         refuse_other_format(data, self.header, path, self.remedy)
         return decode(kind, data, path, self.remedy)

@@ -26,7 +26,7 @@ from complete_mue.lab.data.extras import in_our_words
 from complete_mue.lab.evals.harness import evaluate, harness_model
 from complete_mue.lab.evals.scoring import Generation, Scorer, Tick
 from complete_mue.lab.evals.tasks import EvalTask
-from complete_mue.storage import whole
+from complete_mue.storage import make_folder, whole
 
 FORMAT = 1
 
@@ -142,7 +142,7 @@ def read_answers(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]
 
 
 def _write(path: Path, header: dict[str, Any], lines: Iterable[dict[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with whole(path) as file, lzma.open(file, "wb", preset=1) as packed:
         for line in ({"format": FORMAT, **header}, *lines):
             packed.write(json.dumps(line, ensure_ascii=False).encode("utf-8") + b"\n")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from complete_mue.lab.evals.tasks import TASKS
-from complete_mue.storage import write_json, write_text
+from complete_mue.storage import make_folder, write_json, write_text
 from complete_mue.tabular import escaped, markdown_table
 
 HEADINGS = ("task", "shots", "metric", "score", "± se", "chance", "count", "of paper's")
@@ -99,6 +99,6 @@ class Report:
 
     def write(self, folder: Path) -> None:
         """``eval.json`` and ``eval.md``."""
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_json(folder / "eval.json", self.to_dict())
         write_text(folder / "eval.md", self.to_markdown())

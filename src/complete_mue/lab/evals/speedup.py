@@ -92,26 +92,28 @@ def to_text(found: Comparison) -> str:
     """The median, and the ratio at a few losses."""
     curve = found.curve
     lines = [
-        f"{found.target} over {found.reference}: takes {_takes(found.median, 'steps')} to the same loss (median), "
-        f"{_takes(found.final, 'steps')} at the end"
+        f"{found.target} (B) over {found.reference} (A): takes {_takes(found.median, 'steps')} to the same loss "
+        f"(median), {_takes(found.final, 'steps')} at the end"
     ]
     if found.batch_ratio != 1:
         lines.append(
             f"a step of {found.target} has {found.batch_ratio:g}x the tokens: it takes "
             f"{_takes(found.median / found.batch_ratio, 'tokens')}"
         )
-    lines.append(f"{'loss':>8}  {'steps, reference':>16}  {'steps, target':>13}  {'ratio':>6}")
+    lines.append(f"{'loss':>8}  {'steps of A':>10}  {'steps of B':>10}  {'A / B':>6}")
     last = len(curve.loss) - 1
     for number in sorted({round(i * last / (_ROWS - 1)) for i in range(_ROWS)}):
         loss, ratio = curve.loss[number], curve.ratio[number]
         lines.append(
-            f"{loss:8.4f}  {curve.reference_steps[number]:16.0f}  {curve.target_steps[number]:13.0f}  {ratio:6.2f}"
+            f"{loss:8.4f}  {curve.reference_steps[number]:10.0f}  {curve.target_steps[number]:10.0f}  {ratio:6.2f}"
         )
     return "\n".join(lines)
 
 
 def _takes(speedup: float, what: str) -> str:
-    return f"{speedup:.2f}x fewer {what}" if speedup >= 1 else f"{1 / speedup:.2f}x the {what}"
+    if f"{speedup:.2f}" == "1.00":
+        return f"as many {what}"
+    return f"{speedup:.2f}x fewer {what}" if speedup > 1 else f"{1 / speedup:.2f}x the {what}"
 
 
 def draw(found: Comparison, path: Path) -> tuple[Path, Path]:

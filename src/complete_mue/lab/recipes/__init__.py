@@ -112,7 +112,12 @@ def configured(name: str, overrides: Sequence[str] = (), reference: Path | None 
     config = recipe(name)
     if reference is not None:
         config = dataclasses.replace(config, reference=read_reference(reference))
-    return override(config, *overrides)
+    changed = override(config, *overrides)
+    layout = str(changed.shape.main)
+    if changed.name == config.name and layout != str(config.shape.main):  # the name, and the run's folder, tell it
+        first, _, *rest = config.name.split("-")
+        changed = dataclasses.replace(changed, name="-".join((first, layout, *rest)))
+    return changed
 
 
 def recipe(name: str) -> RunConfig:

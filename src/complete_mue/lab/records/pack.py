@@ -12,7 +12,7 @@ from typing import Any
 from complete_mue.errors import FileError
 from complete_mue.lab.records.merge import join_plans
 from complete_mue.lab.records.store import PACKED, StoredSweep, read_sweep
-from complete_mue.storage import whole
+from complete_mue.storage import make_folder, whole
 
 _PATH = re.compile(r"(^|=)~?/(?:[^/]*/)*?([^/]+)/*$")  # a whole word, or what stands behind its first =
 
@@ -37,10 +37,7 @@ def pack_sweeps(places: Sequence[Path], folder: Path) -> list[Path]:
     packed = {path: _packed(found) for path, found in parts.items()}
     for path, (_, records) in packed.items():
         _refuse_loss(path, records, [stored.place for stored in parts[path]])
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise FileError(f"{folder}: {problem.strerror}; give --pack a folder that can be written") from None
+    make_folder(folder)
     for path, (plan, records) in packed.items():
         with whole(path) as file:
             for line in ({"packed": 1, **plan}, *(records[id_] for id_ in sorted(records))):

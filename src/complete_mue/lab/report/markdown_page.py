@@ -137,11 +137,15 @@ def article(made: Sequence[Chapter], page: Path) -> str:
         for task in TASKS:
             rows = [tally for tally in found if tally.summary.task == task]
             parts += [markdown(overview_table(rows))] if rows else []
-    for task, name in TASKS.items():
-        own = [chapter for chapter in made if chapter.summary.task == task]
-        parts += [f"## {name.capitalize()}", ""] if own else []
-        for chapter in own:
-            parts += _section(chapter, page)
+    tasks = [task for task in TASKS if any(chapter.summary.task == task for chapter in made)]
+    headings: set[str] = set()  # no two are alike: links need that
+    for task in tasks:
+        parts += [f"## {TASKS[task].capitalize()}", ""]
+        for chapter in [chapter for chapter in made if chapter.summary.task == task]:
+            heading = chapter.summary.title + (", diffusion" if task == "dit" and len(tasks) > 1 else "")
+            heading += ", again" if heading in headings else ""
+            headings.add(heading)
+            parts += [f"### {escaped(heading)}", "", *_section(chapter, page)]
     return "\n".join(parts)
 
 
@@ -158,7 +162,7 @@ def _section(chapter: Chapter, page: Path) -> list[str]:
         place = f"{page.stem}/{chapter.stem}-{key}.svg"
         return [f"![{escaped(alt)}]({place})", "", escaped(picture.caption), ""]
 
-    parts = [f"### {escaped(summary.title)}", "", escaped(_facts(summary)), ""]
+    parts = [escaped(_facts(summary)), ""]
     parts += [*(f"- {line.sign} {escaped(line.text)}" for line in summary.verdict), ""]
     parts += ['<details markdown="1">', "<summary>Pictures, table, command</summary>", ""]
     if summary.probe:

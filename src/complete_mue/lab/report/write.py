@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from complete_mue.chart_svg import write_svg
-from complete_mue.errors import FileError
 from complete_mue.lab.records.pack import safe_name
 from complete_mue.lab.report.html_page import report_dict, report_html
 from complete_mue.lab.report.labels import code
 from complete_mue.lab.report.pictures import pictures
 from complete_mue.lab.report.summary import Summary
 from complete_mue.lab.report.tables import csv_text, markdown, tables
-from complete_mue.storage import remove_parts, write_json, write_text
+from complete_mue.storage import make_folder, remove_parts, write_json, write_text
 from complete_mue.tabular import escaped
 
 
@@ -29,11 +28,8 @@ def report_markdown(summaries: Sequence[Summary]) -> str:
 
 def write_report(summaries: Sequence[Summary], folder: Path) -> list[Path]:
     """Write all files into ``folder`` (made if missing)."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        remove_parts(folder)
-    except OSError as problem:
-        raise FileError(f"{folder}: {problem.strerror}; give --out a folder that can be written") from None
+    make_folder(folder)
+    remove_parts(folder)
     write_json(folder / "report.json", report_dict(summaries))
     written = [folder / "report.json"]
     texts = {

@@ -30,7 +30,7 @@ from complete_mue.lab.report.summary import Summary, summarize
 from complete_mue.lab.report.verdict import Line
 from complete_mue.lab.sweep.grid import REFERENCE_RULES
 from complete_mue.lab.sweep.quickstart import COST_LIMIT, DRIFT_LIMIT, OURS, RIVAL, Found, found_by, worst_along
-from complete_mue.storage import write_json, write_text
+from complete_mue.storage import make_folder, write_json, write_text
 
 DERIVED = "complete_mue"  # the paper's rules, which follow from sizes; OURS adds a measured factor
 WALKED = {"width": "width", "activated": "activated experts", "granularity": "granularity"}  # as the page says it
@@ -253,7 +253,7 @@ ABOUT = "Tune one small dense model, transfer its hyperparameters to any MoE: do
 
 def write_page(parts: Sequence[Part], advice: Sequence[str], facts: dict[str, Any], folder: Path) -> Path:
     """Write quickstart.html, quickstart.json and the pictures; the page's path."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     verdict = {
         f"{part.name}, {axis}, {rules}": word(held)
         for part in parts

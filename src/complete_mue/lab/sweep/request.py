@@ -46,6 +46,12 @@ class SweepRequest:
             raise RunError(
                 f"{self.figure}: --hyper, --span, --octaves and --per-octave are for named figures; write [scan] there"
             )
+        fixed = self.figure in FIGURES and FIGURES[self.figure].fixed
+        if fixed and (self.hypers or self.span or self.per_octave):
+            raise RunError(
+                f"{self.figure} trains every layout at the reference's own values: leave out --hyper, --span, "
+                "--octaves and --per-octave"
+            )
         if self.figure != "roles" and (self.targets or self.roles):
             raise RunError(
                 f"{self.figure}: --target and --role are for `mue sweep roles`, which scans one role at a time"

@@ -29,7 +29,7 @@ from complete_mue.lab.sweep.grid import Sweep, SweepPoint, fusible, pinned_sweep
 from complete_mue.lab.sweep.known import Known
 from complete_mue.lab.train.cuda_graph import WARM_UP
 from complete_mue.lab.train.task import build
-from complete_mue.storage import open_lock, remove_parts, write_json
+from complete_mue.storage import make_folder, open_lock, remove_parts, write_json
 
 _MOST_LOSSES = 5  # a point whose worker died this many times is entered as failed
 _WAIT = 0.2
@@ -142,7 +142,7 @@ def enter(sweep: Sweep, folder: Path, command: str, request: dict[str, Any]) -> 
     so that a sweep grows by other rule sets, hyperparameters, seeds or a wider span."""
     path = folder / SWEEP_FILE
     old, sources = None, sweep.sources
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     turn = open_lock(folder / ".sweep.lock")  # another sweep may enter its own points at this moment
     try:
         fcntl.flock(turn, fcntl.LOCK_EX)

@@ -26,7 +26,7 @@ from complete_mue.lab.models.lm import LanguageModel
 from complete_mue.lab.train import checkpoint
 from complete_mue.lab.train.config import PictureTask, RunConfig, TextTask, read_config
 from complete_mue.lab.train.task import build
-from complete_mue.storage import whole
+from complete_mue.storage import make_folder, whole
 
 _GAP, _LEAST_SIDE, _FRAMES_PER_SECOND = 2, 96, 8
 Frame = NDArray[np.uint8]
@@ -176,7 +176,7 @@ def grid(clips: Tensor) -> list[Frame]:
 
 def write_pictures(frames: list[Frame], path: Path) -> None:
     """PNG (of the first frame), GIF or MP4, by the name's ending."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     if path.suffix.lower() == ".mp4":
         _write_mp4(frames, path)
         return
