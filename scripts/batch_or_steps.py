@@ -40,6 +40,7 @@ TESTED = {  # budgets that were predicted before they ran: where each setting wa
     "diffusion": (SETTINGS["diffusion"], "transfer/dit-batch_and_steps"),
     "MoE (64e8a), diffusion": (("transfer/dit-grouped",), "transfer/dit-batch_and_steps"),
 }
+LONGER = {"small batch": (SETTINGS["small batch"], "steps/lm-more-steps")}  # likewise, of four times the steps
 MOE = "64e8a"
 _SCATTER = 0.15  # octaves: what powers leave, beyond the optima's own errors
 RULES: dict[str, Callable[[float, float], float]] = {  # of the ratios of batch and steps
@@ -66,7 +67,15 @@ def cases(name: str) -> list[Case]:
 
 def tested(name: str) -> list[Case]:
     """A setting's reference, as tuned before, and the budgets that were predicted."""
-    before, file = TESTED[name]
+    return _tested(name, *TESTED[name])
+
+
+def longer(name: str) -> list[Case]:
+    """The same of more steps."""
+    return _tested(name, *LONGER[name])
+
+
+def _tested(name: str, before: tuple[str, ...], file: str) -> list[Case]:
     old = _cases(before, "MoE" in name)
     known = {(case.batch, case.steps) for case in old}
     new = [case for case in _cases((file,), "MoE" in name) if (case.batch, case.steps) not in known]
@@ -170,6 +179,14 @@ def values(reference: Case, case: Case) -> list[str]:
     return [f"{best.value / case.steps**0.5:.4f} ± {case.curve.optimum_error:.2f}", f"{ours:.4f}", f"{theirs:.4f}"]
 
 
+def foretold(name: str, case: Case) -> float:
+    """The optimum by the powers that fit the budgets of more steps before, as AdamW gets it."""
+    start = cases(name)[0].curve.optimum
+    assert start is not None
+    (batch, _), _, (steps, _) = powers(cases(name))
+    return start.value * case.batch**batch * case.steps**steps
+
+
 def miss(reference: Case, case: Case, rule: str) -> float:
     """By how many octaves the optimum lies above what a rule gives."""
     best = case.curve.optimum
@@ -229,7 +246,14 @@ def main() -> int:
         for case, by_seed in gains(tested(name), RULES["batch^(1/4)"]):
             budget = f"  batch x{case.batch:g}, steps x{case.steps:g}:"
             print(budget, *values(reference, case), _shown(mean([(case, by_seed)])))
-    print("\nof these, the optimum lies within 0.4 octaves, and a run ends lower than by the paper's rule")
+    print("\nthe same at four times the steps: optimum, batch^(1/4), the paper's, the powers of before")
+    for name in LONGER:
+        reference, *_ = longer(name)
+        for case, by_seed in gains(longer(name), RULES["batch^(1/4)"]):
+            budget = f"{name:13} batch x{case.batch:g}, steps x{case.steps:g}:"
+            before = f"{foretold(name, case):.4f}"
+            print(budget, *values(reference, case), before, _shown(mean([(case, by_seed)])))
+    print("\nof the twenty, the optimum lies within 0.4 octaves, and a run ends lower than by the paper's rule")
     roots, plain = against("batch^(1/4)"), against("unchanged")
     for rule, found in (("batch^(1/4)", roots), ("unchanged", plain)):
         print(f"{rule:13} {sum(abs(far) <= 0.4 for far, _ in found)} {sum(lower > 0 for _, lower in found)}")

@@ -212,7 +212,7 @@ SMALL_BATCH, LARGER_BATCH = Path("docs/results/small_batch.md"), Path("docs/resu
 ROUTERS = Path("docs/results/routers.md")
 STEPS, STEPS_TABLES = (
     Path("docs/results/steps.md"),
-    ("powers", "gains", "tested", "betas", "plain", "plain_moe", "plain_dit"),
+    ("powers", "gains", "tested", "longer", "betas", "plain", "plain_moe", "plain_dit"),
 )
 PAGES_OF_RESULTS = [TRANSFER, ROLES, SMALL_BATCH, LARGER_BATCH, ROUTERS, STEPS]
 
@@ -346,6 +346,15 @@ def test_the_tables_of_batch_and_steps_are_what_the_script_computes() -> None:
         for case, by_seed in made["gains"](made["tested"](name), root)
     ]  # fmt: skip
     assert_table("results/steps.md", "tested", rows)
+    rows = []
+    for name in made["LONGER"]:
+        reference, *_ = made["longer"](name)
+        for case, by_seed in made["gains"](made["longer"](name), root):
+            optimum, *planned = made["values"](reference, case)
+            before, lower = made["foretold"](name, case), made["_shown"](made["mean"]([(case, by_seed)]))
+            assert abs(math.log2(float(optimum.split()[0]) / before)) < 0.1
+            rows.append([f"x{case.batch:g}, x{case.steps:g}", optimum, *planned, f"{before:.4f}", lower])
+    assert_table("results/steps.md", "longer", rows)
     ours, plain = made["against"]("batch^(1/4)"), made["against"]("unchanged")
     assert [f"{abs(octaves):.2f}" for octaves, _ in ours if abs(octaves) > 0.4] == ["0.41"]
     assert sum(abs(octaves) <= 0.4 for octaves, _ in plain) == 11
