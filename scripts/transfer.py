@@ -20,8 +20,8 @@ experts; `betas_held`, a quarter and a half of the steps with the reference's be
 other router; `logit_bias`, by a router with a bias on its logits; `decay_long`, the weight decay of language at four
 times the steps. At the tuned values lr x weight decay x steps is 0.5: weights forget less than half of their past, so
 that a smaller weight decay changes nothing, and the loss has a flank on one side alone. The rules for duration keep
-that product. So `decay_long` scans upwards, to a product of 15, and four times the tokens per weight are where a weight
-decay has most to gain. The last four are no figures of the page: their folders are in RUNS/apart.
+that product. So `decay_long` scans it from 0.12 to 8, and four times the tokens per weight are where a weight decay has
+most to gain. The last four are no figures of the page: their folders are in RUNS/apart.
 
 At the end:
 
@@ -89,7 +89,7 @@ OWN = {
     "betas_held": (*LR, "--set", "betas=hold"),
     "softmax": (*LR, "--set", "router.score=softmax", "--set", "bias_rate=0.001"),
     "logit_bias": (*LR, "--set", "router.logit_bias=true"),
-    "decay_long": ("--hyper", "weight_decay", "--octaves=-1:5", *TWO),
+    "decay_long": ("--hyper", "weight_decay", "--octaves=-2:4", *TWO),
     # Diffusion's is flat from 0.0006 to 0.16, where lr x weight decay x steps is 1.5.
     "weight_decay": ("--hyper", "weight_decay", "--octaves=0:9"),
     "init_std": ("--hyper", "init_std"),

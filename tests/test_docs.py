@@ -393,6 +393,16 @@ def test_the_table_of_held_betas_equals_the_records() -> None:
     assert_table("results/steps.md", "betas", want)
 
 
+def test_the_table_of_weight_decays_equals_the_records() -> None:
+    least, *others = summarize(ROOT / "docs/results/small_batch/lm-decay.jsonl").scans[0].curves[0].points
+    lowest = dict(least.losses)
+    rows = [
+        [f"{0.002 * point.value * 4800:.2f}", *(f"{loss - lowest[seed]:+.4f}" for seed, loss in sorted(point.losses))]
+        for point in others
+    ]
+    assert_table("results/small_batch.md", "decay", rows)
+
+
 def test_the_small_models_plain_learning_rates_equal_the_records() -> None:
     """With a larger batch: its optima with the rules' factor put back, and what the betas change at the best value."""
     held, moved = (
