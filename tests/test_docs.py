@@ -393,14 +393,18 @@ def test_the_table_of_held_betas_equals_the_records() -> None:
     assert_table("results/steps.md", "betas", want)
 
 
-def test_the_table_of_weight_decays_equals_the_records() -> None:
-    least, *others = summarize(ROOT / "docs/results/small_batch/lm-decay.jsonl").scans[0].curves[0].points
+@pytest.mark.parametrize(
+    ("name", "file", "horizon"), [("decay", "lm-decay", 9.6), ("decay_long", "lm-decay-long", 38.4)]
+)
+def test_the_tables_of_weight_decays_equal_the_records(name: str, file: str, horizon: float) -> None:
+    """``horizon`` is lr x steps."""
+    least, *others = summarize(ROOT / f"docs/results/small_batch/{file}.jsonl").scans[0].curves[0].points
     lowest = dict(least.losses)
     rows = [
-        [f"{0.002 * point.value * 4800:.2f}", *(f"{loss - lowest[seed]:+.4f}" for seed, loss in sorted(point.losses))]
+        [f"{horizon * point.value:.2f}", *(f"{loss - lowest[seed]:+.4f}" for seed, loss in sorted(point.losses))]
         for point in others
     ]
-    assert_table("results/small_batch.md", "decay", rows)
+    assert_table("results/small_batch.md", name, rows)
 
 
 def test_the_small_models_plain_learning_rates_equal_the_records() -> None:
