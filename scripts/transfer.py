@@ -142,6 +142,7 @@ class Evidence:
         found: list[tuple[str, tuple[str, ...]]] = []
         for axis in self.figures:
             grid = GRIDS.get(axis, HALF if axis in HALVES[self.task] else COARSE)
+            grid = () if axis in FIGURES and FIGURES[axis].fixed else grid  # it scans nothing
             options = (*OWN.get(axis, ()), *grid)
             options += TWO if axis in DEAR[self.task] else ()
             found.append((axis if axis in (*FIGURES, *APART) else "activated", options))
