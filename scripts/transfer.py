@@ -141,7 +141,7 @@ class Evidence:
         """Every sweep's folder and its own options, most important first."""
         found: list[tuple[str, tuple[str, ...]]] = []
         for axis in self.figures:
-            grid = GRIDS.get(axis, HALF if axis in HALVES[self.task] else COARSE)
+            grid: tuple[str, ...] = GRIDS.get(axis, HALF if axis in HALVES[self.task] else COARSE)
             grid = () if axis in FIGURES and FIGURES[axis].fixed else grid  # it scans nothing
             options = (*OWN.get(axis, ()), *grid)
             options += TWO if axis in DEAR[self.task] else ()
