@@ -21,7 +21,7 @@ other router; `logit_bias`, by a router with a bias on its logits; `decay_long`,
 times the steps. At the tuned values lr x weight decay x steps is 0.5: weights forget less than half of their past, so
 that a smaller weight decay changes nothing, and the loss has a flank on one side alone. The rules for duration keep
 that product. So `decay_long` scans it from 0.12 to 8, at four times the tokens per weight; two smaller models that
-trained long ended lowest with the least (docs/results/small_batch.md). The last four are no figures of the page:
+trained long ended lowest with hardly any (docs/results/small_batch.md). The last four are no figures of the page:
 their folders are in RUNS/apart.
 
 At the end:
