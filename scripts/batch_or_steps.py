@@ -40,7 +40,11 @@ TESTED = {  # budgets that were predicted before they ran: where each setting wa
     "diffusion": (SETTINGS["diffusion"], "transfer/dit-batch_and_steps"),
     "MoE (64e8a), diffusion": (("transfer/dit-grouped",), "transfer/dit-batch_and_steps"),
 }
-LONGER = {"small batch": (SETTINGS["small batch"], "steps/lm-more-steps")}  # likewise, of four times the steps
+LONGER = {  # likewise, of more steps
+    "small batch": (SETTINGS["small batch"], "steps/lm-more-steps"),
+    "dense": (SETTINGS["dense"], "transfer/lm-more_steps"),
+    "MoE (64e8a)": (SETTINGS["MoE (64e8a)"], "transfer/lm-more_steps"),
+}
 MOE = "64e8a"
 _SCATTER = 0.15  # octaves: what powers leave, beyond the optima's own errors
 RULES: dict[str, Callable[[float, float], float]] = {  # of the ratios of batch and steps

@@ -31,7 +31,7 @@ LAYOUT = "64e8a"
 # 256 tokens a picture, 512 a clip, beside those of its caption. A collection is small, so it is seen many times.
 SHOWS = {
     "scenes": ("task.source=scenes", "task.size=32", "task.patch=2"),
-    "sprites": ("task.source=sprites", "task.size=32", "task.patch=4", "task.frames=8"),
+    "sprites": ("task.source=sprites", "task.size=32", "task.patch=4", "task.frames=8", "task.text_length=80"),
     "images": ("task.size=64", "task.patch=4", "task.epochs=repeat"),
 }
 

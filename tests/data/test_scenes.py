@@ -137,3 +137,12 @@ def test_impossible_sizes_are_named() -> None:
         MovingSprites(frames=0)
     with pytest.raises(ShapeError, match="step = -1"):
         Scenes().batch(-1)
+
+
+def test_a_warning_says_how_many_captions_are_cut() -> None:
+    """The longest sprites: "an orange triangle moving right and a yellow triangle moving right on black"."""
+    assert MovingSprites(size=8, rows=1).cut_captions() == Scenes(size=8, rows=1).cut_captions() == ""
+    said = Shapes(size=8, rows=1, text_length=26).cut_captions()
+    assert said == "2 of 120 captions are cut to task.text_length=26 bytes; task.text_length=27 holds them all"
+    said = MovingSprites(size=8, rows=1, text_length=74).cut_captions()
+    assert said == "8 of 67,200 captions are cut to task.text_length=74 bytes; task.text_length=75 holds them all"

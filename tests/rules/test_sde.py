@@ -127,7 +127,7 @@ SPARSER = ("64e2a", "256e4a", "4096e4a")
 @pytest.mark.parametrize(
     ("steps", "verdict"),
     [
-        (0.25, "near: λ/η ×2, horizon ×0.25; optima measured so far out moved by up to 1.0 octaves"),
+        (0.25, "near: λ/η ×2, horizon ×0.25; optima measured so far out moved by up to 0.4 octaves"),
         (4, "near: λ/η ×0.5, horizon ×4; optima measured so far out moved by up to 1.1 octaves"),
         (
             0.0625,

@@ -71,7 +71,9 @@ def test_the_same_pictures_give_the_same_batches(sources: dict[str, Path]) -> No
 @pytest.mark.parametrize("name", ["one.tar", "array.npz"])
 def test_a_run_on_a_file(sources: dict[str, Path], tmp_path: Path, name: str) -> None:
     run = tmp_path / "run"
-    assert train(config_of(sources[name]), run).status == "finished"
+    said: list[str] = []
+    assert train(config_of(sources[name], "task.text_length=8"), run, warn=said.append).status == "finished"
+    assert said == ["8 of 8 captions are cut to task.text_length=8 bytes; task.text_length=9 holds them all"]
     config, model, step = load_run(run)
     assert step == 2
     assert config.task.data.startswith("images-")

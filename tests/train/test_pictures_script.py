@@ -13,7 +13,9 @@ import pytest
 
 pytest.importorskip("torch")
 
+from complete_mue.lab.data.picture_sources import open_pictures
 from complete_mue.lab.recipes import configured
+from complete_mue.lab.train.config import PictureTask
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "results" / "dit-reference.toml"
@@ -31,6 +33,12 @@ def test_both_have_the_same_active_width_and_every_training_can_be_planned() -> 
         config = configured(command[1], command[2 : command.index("--reference")], REFERENCE)
         assert config.shape.active_width == 768
         assert config.plan.reference.shape.width == 128
+        task = config.task
+        assert isinstance(task, PictureTask)
+        data = open_pictures(
+            task.source, size=task.size, frames=task.frames, text_length=task.text_length, rows=1, seed=0
+        )
+        assert data.cut_captions() == ""
 
 
 def test_what_cannot_be_shown_is_refused() -> None:

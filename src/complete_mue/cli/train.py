@@ -103,6 +103,8 @@ def _dry_run(config: Any) -> None:
 
     with torch.device("meta"):
         task = build(config)
+    if task.warning:
+        warn(task.warning)
     parameters = sum(p.numel() for p in task.model.parameters())
     cost = Cost.of(config, task)
     total = cost.flops_per_token * config.budget.tokens

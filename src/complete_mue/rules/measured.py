@@ -44,15 +44,18 @@ class Measured:
 
 _ONE = Range(1, 1)
 _PAPER = Measured(
-    width=Range(1, 4), depth=Range(1, 4), active_width=Range(0.25, 4), batch=Range(0.25, 4), steps=Range(0.5, 4),
+    width=Range(1, 4), depth=Range(1, 8), active_width=Range(0.25, 4), batch=Range(0.25, 4), steps=Range(0.5, 4),
     experts=Range(0, 256), sparsity=Range(1, 32), source="docs/results/transfer.md",
 )  # fmt: skip
 # Dense models are the same by both. Wider and deeper MoEs were run at the transferred value alone, those of another
 # batch or duration by the paper's rules alone.
-MEASURED = {"complete_mue": _PAPER, "complete_mue_sparse": replace(_PAPER, source="docs/results/roles.md")}
+MEASURED = {
+    "complete_mue": _PAPER,
+    "complete_mue_sparse": replace(_PAPER, depth=Range(1, 4), source="docs/results/roles.md"),
+}
 
 # Octaves: the largest that a scan located, at the reference's steps or more. Fewer steps have advice of their own.
-DRIFT = 1.0
+DRIFT = 1.4
 
 # σ0 = ρ_D^-1/2 moved with batch and steps; of an expert, also with N/a. The transfer itself kept the rest.
 SIGMA0 = Range(0.5, 2)
@@ -61,9 +64,9 @@ KEPT = _ONE
 
 # Scans moved lr and kept the planned weight decay, so λ/η and the horizon moved together: an lr by the batch alone at a
 # quarter to four times the batch and the steps, as ``duration="fixed"`` plans it, is within the values. With more steps
-# optima lay further from it.
+# optima lay further from it than with fewer.
 FIXED_STEPS, FIXED_LAMBDA, FIXED_HORIZON = Range(0.25, 4), Range(0.5, 2**1.5), Range(0.125, 4)
-FIXED_DRIFT = 1.1
+FIXED_DRIFT_FEWER, FIXED_DRIFT_MORE = 0.4, 1.1
 
 _RATIOS = {"width": "width", "depth": "depth", "active_width": "active width", "batch": "batch", "steps": "steps"}
 _OWN = {"experts": "experts", "sparsity": "experts per active one"}

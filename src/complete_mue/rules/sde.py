@@ -22,7 +22,8 @@ from complete_mue.layout.shape import Budget, ModelShape
 from complete_mue.rules.measured import (
     DRIFT,
     EXPERT_SIGMA0,
-    FIXED_DRIFT,
+    FIXED_DRIFT_FEWER,
+    FIXED_DRIFT_MORE,
     FIXED_HORIZON,
     FIXED_LAMBDA,
     KEPT,
@@ -79,7 +80,9 @@ class Sde:
     def __str__(self) -> str:
         if not self.moved:
             return "exact: σ0, λ/η and the horizon are those of the reference, for every expert too"
-        drift = FIXED_DRIFT if self.lambda_ < 1 - _EQUAL else DRIFT  # where it is near, only a fixed duration moves λ/η
+        # Where the verdict is near, only a fixed duration moves λ/η: down for more steps, up for fewer.
+        fixed = FIXED_DRIFT_MORE if self.lambda_ < 1 else FIXED_DRIFT_FEWER
+        drift = DRIFT if math.isclose(self.lambda_, 1, rel_tol=_EQUAL) else fixed
         ratios = ", ".join(f"{name} ×{ratio:.4g}" for name, (ratio, _) in self.moved.items())
         beyond = ", ".join(
             f"{name} ×{reach.low:.4g} to ×{reach.high:.4g}" if reach != KEPT else f"{name} kept"

@@ -46,6 +46,21 @@ class Pictures(ABC):
     def captions(self, items: NDArray[np.int64]) -> list[str]:
         """Their captions."""
 
+    def all_captions(self) -> Sequence[str]:
+        """Every caption there can be; none where texts are features."""
+        return ()
+
+    def cut_captions(self) -> str:
+        """A warning where captions do not fit; empty where all do."""
+        sizes = [len(caption.encode("utf-8", errors="replace")) for caption in self.all_captions()]
+        cut = sum(size > self.text_shape[0] for size in sizes)
+        if not cut:
+            return ""
+        return (
+            f"{cut:,} of {len(sizes):,} captions are cut to task.text_length={self.text_shape[0]} bytes; "
+            f"task.text_length={max(sizes)} holds them all"
+        )
+
     @abstractmethod
     def identity(self) -> str:
         """Says whether two sources have the same items."""

@@ -197,6 +197,10 @@ class ImageData(Shuffled, Pictures):
         """Their captions."""
         return [self.collection.items[item].caption for item in items.tolist()]
 
+    def all_captions(self) -> list[str]:
+        """Of the whole collection."""
+        return [item.caption for item in self.collection.items]
+
     def at(self, items: NDArray[np.int64]) -> ImageBatch:
         """Load and cut the items of these numbers."""
         images = np.stack([self._cut(self.collection.items[item]) for item in items.tolist()])

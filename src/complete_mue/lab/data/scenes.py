@@ -61,6 +61,10 @@ class DrawnPictures(Pictures):
         table = _captions(type(self))
         return [table[number] for number in self._numbers(items).tolist()]
 
+    def all_captions(self) -> list[str]:
+        """Of all combinations of facts."""
+        return _captions(type(self))
+
     def facts(self, items: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
         """The facts of these items, one after another."""
         return np.unravel_index(self._numbers(items), self.choices)

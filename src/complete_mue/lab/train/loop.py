@@ -110,6 +110,8 @@ def _train(
             _check_config(run, config, warn if ranks.first else lambda text: None)
         trainer = Trainer(config, device or pick_device(config.device), ranks=ranks)
         trainer.task.check_holds(config.budget)
+        if trainer.task.warning and ranks.first:
+            warn(trainer.task.warning)
         start = checkpoint.load_newest(run, config, trainer.model, trainer.optimizer, warn, ranks)
         if resume and not start and ranks.first:
             left = " and ".join(name for name in ("config.json", "metrics.jsonl") if (run / name).exists())

@@ -33,6 +33,7 @@ class Task:
     sequence: int
     embedding: int  # weights of input and output tables that one token uses
     steps: int | None  # how many steps the data holds; None if endless
+    warning: str = ""  # about the data
 
     def check_holds(self, budget: Budget) -> None:
         """Refuse a budget that the data cannot fill."""
@@ -135,7 +136,8 @@ def _pictures(config: RunConfig, task: PictureTask, device: torch.device, ranks:
 
     sequence = task.tokens_per_row() + length
     pixels = channels * task.patch**2
-    return Task(model, batch, loss, sequence, 2 * config.shape.width * pixels, data.steps)
+    tables = 2 * config.shape.width * pixels
+    return Task(model, batch, loss, sequence, tables, data.steps, data.cut_captions())
 
 
 # -- what is minimized: with replicas, a loss has one entry per replica, so that replicas do not mix ------------------
