@@ -8,7 +8,8 @@ several ``--layout``, one dense model and as many sparse ones.
 
 The models of a show train, then draw the same captions from the same noise, then their losses are compared step by
 step. Everything resumes: a second start goes on where this one was stopped. RUNS/results holds a picture for each
-model, what `mue speedup` says of each sparse one, and pictures.json with the loss of all.
+model, one of the data with the same captions, what `mue speedup` says of each sparse model, and pictures.json with the
+loss of all.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from turns import Step, of_equal_width, one_by_one, speedups
 from complete_mue.errors import MueError
 from complete_mue.storage import write_json
 
-LAYOUT = "64e8a"
+LAYOUT, COUNT, SEED = "64e8a", 25, 1  # of the sparse model; of what is drawn
 # 256 tokens a picture, 512 a clip, beside those of its caption. A collection is small, so it is seen many times.
 SHOWS = {
     "scenes": ("task.source=scenes", "task.size=32", "task.patch=2"),
@@ -54,8 +55,8 @@ def steps(given: argparse.Namespace, show: str) -> Iterator[Step]:
         run = str(given.runs / f"{show}-{name}")
         yield Step(["train", f"dit_proxy:{name}", *changes, *tuned, "--resume", "--out", run])
     for name in models(given):
-        picture = given.runs / "results" / f"{show}-{name}.{'gif' if show == 'sprites' else 'png'}"
-        drawn = ["--guidance", "3", "--steps", "50", "--count", "25", "--seed", "1", "--out", str(picture)]
+        picture = given.runs / "results" / f"{show}-{name}.{_ending(show)}"
+        drawn = ["--guidance", "3", "--steps", "50", "--count", f"{COUNT}", "--seed", f"{SEED}", "--out", str(picture)]
         yield Step(["sample", str(given.runs / f"{show}-{name}"), *drawn], picture)
     dense, *sparse = (given.runs / f"{show}-{name}" for name in models(given))
     yield from speedups(dense, sparse, given.runs / "results")
@@ -71,6 +72,23 @@ def losses(given: argparse.Namespace) -> dict[str, Any]:
                 ended = json.loads(result.read_text(encoding="utf-8"))
                 found[f"{show}-{name}"] = {"layout": layout, **{key: ended[key] for key in ("loss", "steps")}}
     return found
+
+
+def draw_data(given: argparse.Namespace) -> None:
+    """What the data shows for the captions that the models draw."""
+    from complete_mue.lab.train.config import PictureTask, read_config
+    from complete_mue.lab.train.sample import grid, of_the_source, write_pictures
+
+    for show in given.shows:
+        task = read_config(given.runs / f"{show}-dense" / "config.json").task
+        assert isinstance(task, PictureTask)
+        pictures = of_the_source(task, COUNT, SEED).images
+        frames = grid(pictures if pictures.dim() == 5 else pictures[:, :, None])
+        write_pictures(frames, given.runs / "results" / f"{show}-data.{_ending(show)}")
+
+
+def _ending(show: str) -> str:
+    return "gif" if show == "sprites" else "png"
 
 
 def main() -> int:
@@ -105,7 +123,8 @@ def main() -> int:
         print("\n".join(f"mue {shlex.join(step.command)}" for step in todo))
         return 0
     (given.runs / "results").mkdir(parents=True, exist_ok=True)
-    code = one_by_one(todo, given.seconds)
+    if (code := one_by_one(todo, given.seconds)) == 0:
+        draw_data(given)
     write_json(given.runs / "results" / "pictures.json", losses(given))
     return code
 

@@ -63,6 +63,6 @@ def test_a_show_of_pictures_of_ones_own(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "runs" / "results" / "pictures.json").read_text())
     assert {name: run["steps"] for name, run in found.items()} == {"images-dense": 20, "images-8e2a": 20}
-    for name in found:
+    for name in (*found, "images-data"):
         assert (tmp_path / "runs" / "results" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((tmp_path / "runs" / "results" / "images-8e2a" / "speedup.json").read_text())["median"] > 0

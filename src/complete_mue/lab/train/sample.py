@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from complete_mue.errors import MueError, RunError
-from complete_mue.lab.data.batches import caption_tokens
+from complete_mue.lab.data.batches import ImageBatch, caption_tokens
 from complete_mue.lab.data.digest import tokenizer_identity
 from complete_mue.lab.data.encoders import Autoencoder, TextEncoder, fingerprint
 from complete_mue.lab.data.features import FeatureManifest
@@ -147,14 +147,16 @@ def _text(
         for row, length in zip(hidden, lengths.tolist(), strict=True):
             row[length:] = torch.nan
         return hidden
+    return of_the_source(task, count, seed).text
+
+
+def of_the_source(task: PictureTask, count: int, seed: int) -> ImageBatch:
+    """Items of a task's source: those whose texts are drawn where there is no prompt."""
     data = open_pictures(
         task.source, size=task.size, frames=task.frames, text_length=task.text_length, epochs="repeat", rows=1,
         seed=seed + 1,
     )  # fmt: skip
-    if features is not None:
-        return data.at(np.random.default_rng(seed).integers(0, features.items, count)).text
-    numbers = np.concatenate([data.indices(step) for step in range(count)])
-    return caption_tokens(data.captions(numbers), task.text_length)
+    return data.at(np.concatenate([data.indices(step) for step in range(count)]))
 
 
 # -- as files -----------------------------------------------------------------------------------------------------
