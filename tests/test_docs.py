@@ -212,7 +212,7 @@ SMALL_BATCH, LARGER_BATCH = Path("docs/results/small_batch.md"), Path("docs/resu
 ROUTERS = Path("docs/results/routers.md")
 STEPS, STEPS_TABLES = (
     Path("docs/results/steps.md"),
-    ("powers", "gains", "tested", "longer", "betas", "plain", "plain_moe", "plain_dit"),
+    ("powers", "gains", "tested", "longer", "more", "betas", "plain", "plain_moe", "plain_dit"),
 )
 PAGES_OF_RESULTS = [TRANSFER, ROLES, SMALL_BATCH, LARGER_BATCH, ROUTERS, STEPS]
 
@@ -325,6 +325,7 @@ def assert_table(page: str, name: str, rows: list[list[str]]) -> None:
 
 def test_the_tables_of_batch_and_steps_are_what_the_script_computes() -> None:
     made = runpy.run_path(str(ROOT / "scripts/batch_or_steps.py"))
+    page = " ".join((ROOT / STEPS).read_text(encoding="utf-8").split())
     found, root = [made["cases"](name) for name in made["SETTINGS"]], made["RULES"]["batch^(1/4)"]
     fits = [[f"{value:+.2f} ± {error:.2f}" for value, error in made["powers"](cases)] for cases in found]
     assert_table(
@@ -357,13 +358,16 @@ def test_the_tables_of_batch_and_steps_are_what_the_script_computes() -> None:
     assert_table("results/steps.md", "longer", rows)
     assert max(missed[:3]) < 0.1
     assert [sum(far < bound for far in missed) for bound in (0.2, 0.4)] == [5, 6]
+    longer = [made["of_more_steps"](name) for name in made["LONGER"]]
+    assert_table(
+        "results/steps.md", "more", [[str(len(lower)), made["_shown"](made["mean"](lower))] for lower in longer]
+    )
     ours, plain = made["against"]("batch^(1/4)"), made["against"]("unchanged")
     assert [f"{abs(octaves):.2f}" for octaves, _ in ours if abs(octaves) > 0.4] == ["0.41"]
     assert sum(abs(octaves) <= 0.4 for octaves, _ in plain) == 11
     assert len(ours) == sum(lower > 0 for _, lower in ours) == sum(lower > 0 for _, lower in plain) == 20
     assert sum(root > level for (_, root), (_, level) in zip(ours, plain, strict=True)) == 14
     assert sum(map(len, found)) == 47
-    page = " ".join((ROOT / STEPS).read_text(encoding="utf-8").split())
     others = [made["power_of_others"](name) for name in made["SETTINGS"]]
     assert f"fitted on four settings, {min(others):.2f} to {max(others):.2f}, ends lower" in page
     scales = [made["noise_scale"](name) for name in ("small batch", "dense", "diffusion", "larger batch")]
