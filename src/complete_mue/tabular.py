@@ -37,6 +37,11 @@ def short_count(n: float) -> str:
     return f"{n:g}"
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 run``, ``1,200 runs``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def escaped(text: str) -> str:
     """Names as they are, where Markdown would read them as its own: on one line, without markup, HTML or links."""
     return re.sub(r"([\\`*\[\]{}|])", r"\\\1", " ".join(text.split())).replace("<", "&lt;")

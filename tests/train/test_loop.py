@@ -157,6 +157,9 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
         train(config_of("lm dense"), tmp_path)
     with pytest.raises(RunError, match=r"seed = 1, .*0.*--resume --out"):
         train(config_of("lm dense", "seed=1"), tmp_path, resume=True)
+    dry = ("train", *RUNS["lm dense"], "--resume", "--dry-run", "--out", tmp_path)
+    assert mue_here(*dry, cwd=tmp_path).returncode == 0
+    assert "(seed = 1, not 0)" in mue_here(*dry[:-4], "seed=1", *dry[-4:], cwd=tmp_path).stderr
 
 
 def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from complete_mue.cli.sweep_progress import shown
 from complete_mue.errors import RunError
 from complete_mue.lab.paper_figures import FIGURES
 from complete_mue.rules import Rules
+from complete_mue.tabular import counted
 
 if TYPE_CHECKING:
     from complete_mue.lab.sweep.grid import Sweep
@@ -276,15 +277,14 @@ def _describe(sweep: Sweep, launch: Launch, folder: Path | None = None, retry_fa
 
     points, left = sweep.points, list(sweep.points)
     tokens = sum(point.config.budget.tokens for point in points)
-    shapes = len(list(fusible(points)))
-    several = "s" if shapes > 1 else ""
-    print_text(f"{sweep.title}: {len(points)} runs of {shapes} shape{several}, {tokens:,} tokens in all")
+    shapes = counted(len(list(fusible(points))), "shape")
+    print_text(f"{sweep.title}: {counted(len(points), 'run')} of {shapes}, {tokens:,} tokens in all")
     for target in sweep.targets:
         shape, budget = target.config.shape, target.config.budget
         number = sum(point.target == target.name for point in points)
         print_text(
-            f"  {target.name}: {number} runs, {shape.parameters.active:,} active of {shape.parameters.total:,} "
-            f"weights, {budget.steps:,} steps of {budget.batch_tokens:,} tokens"
+            f"  {target.name}: {counted(number, 'run')}, {shape.parameters.active:,} active of "
+            f"{shape.parameters.total:,} weights, {budget.steps:,} steps of {budget.batch_tokens:,} tokens"
         )
     for scan in sweep.scans:
         print_text(f"  {scan.hyper}: {', '.join(f'{value:.4g}' for value in scan.values)}")

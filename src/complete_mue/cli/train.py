@@ -53,7 +53,7 @@ def train_command(
     """
     need_torch("mue train")
     from complete_mue.lab.recipes import RECIPES, configured
-    from complete_mue.lab.train.config import read_config
+    from complete_mue.lab.train.config import pinned, read_config
 
     if resume and restart:
         raise RunError("--resume continues and --restart starts over: give one of them")
@@ -71,20 +71,22 @@ def train_command(
         raise RunError(f"no recipe: give one of {', '.join(RECIPES)}, or --resume --out DIR to continue a run")
     _ = config.plan, config.schedule  # what cannot be planned is refused before torch is loaded
     from complete_mue.lab.train.estimate import Machine, estimate
-    from complete_mue.lab.train.loop import train_on_ranks
+    from complete_mue.lab.train.loop import check_config, train_on_ranks
     from complete_mue.lab.train.parallel import check_dealing
     from complete_mue.lab.train.trainer import pick_device
 
     pick_device(config.device)
     first, ranks = os.environ.get("RANK", "0") == "0", int(os.environ.get("WORLD_SIZE", "1"))
     check_dealing(ranks, config.expert_parallel, config.shape)
+    run = out or Path("runs") / config.name
     if dry_run:
+        if resume:
+            check_config(run, pinned(config), warn)
         if "RANK" not in os.environ:
             _dry_run(config)
         elif first:
             print(f"{config.name}\n{estimate(config, ranks, Machine()).memory()}")
         return
-    run = out or Path("runs") / config.name
     with _progress(config, shown=first and sys.stderr.isatty()) as (report, said):
         result = train_on_ranks(config, run, resume=resume, restart=restart, report=report, warn=said)
     if first:

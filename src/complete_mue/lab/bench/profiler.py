@@ -9,7 +9,7 @@ import torch
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
-from complete_mue.tabular import terminal_table
+from complete_mue.tabular import counted, terminal_table
 
 STEPS = 3  # that are profiled, after those that are timed
 _SHOWN, _LETTERS = 12, 56
@@ -20,8 +20,8 @@ def machine(device: torch.device, threads: int | None = None) -> dict[str, str]:
     if device.type == "cuda":
         return {"device": torch.cuda.get_device_name(device), "torch": f"torch {torch.__version__}"}
     threads = threads or torch.get_num_threads()
-    counted = f"{threads} thread{'s' if threads > 1 else ''}"
-    return {"device": f"{platform.machine()} CPU, {counted}", "torch": f"torch {torch.__version__}"}
+    on = counted(threads, "thread")
+    return {"device": f"{platform.machine()} CPU, {on}", "torch": f"torch {torch.__version__}"}
 
 
 class Profiler:

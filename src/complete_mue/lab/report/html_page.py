@@ -20,6 +20,7 @@ from complete_mue.lab.report.pictures import pictures
 from complete_mue.lab.report.summary import Summary
 from complete_mue.lab.report.tables import Row, Table, tables
 from complete_mue.lab.report.verdict import DRIFT_GOAL, LEGEND, REGRET_GOAL, Line
+from complete_mue.tabular import counted
 
 FORMAT = 1
 STYLE, SCRIPT = (files(__package__).joinpath(name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
@@ -85,7 +86,7 @@ def _section(number: int, summary: Summary, alone: bool) -> str:
     return (
         f'<section id="sweep-{number}">{heading}'
         f'<p class="soft">{escape(TASKS[summary.task])}, scale {escape(summary.scale)}, reference '
-        f"{escape(summary.reference)}; {state}; {p.seeds} seed{'s' if p.seeds != 1 else ''}.</p>"
+        f"{escape(summary.reference)}; {state}; {counted(p.seeds, 'seed')}.</p>"
         f'{verdict_html(summary.verdict)}<div class="pictures">{drawn}</div><h3>Numbers</h3>{listed}'
         f"<h3>How it was made</h3><pre><code>{escape(summary.command)}</code></pre></section>"
     )

@@ -31,7 +31,7 @@ from complete_mue.lab.report.summary import Summary
 from complete_mue.lab.report.tables import axis_table, markdown, role_table, runs_table
 from complete_mue.lab.report.verdict import LEGEND
 from complete_mue.storage import inner_folder, remove_parts, write_text
-from complete_mue.tabular import escaped, short_count
+from complete_mue.tabular import counted, escaped, short_count
 
 END = "<!-- end -->"
 _FIRST_STEPS = ("activated", "ffn_width", "ffn_width_moe")  # axes along which the paper shows the first steps
@@ -181,8 +181,8 @@ def _facts(summary: Summary) -> str:
     state = ", ".join(p.troubles)
     return (
         f"Reference {summary.reference}: width {own.width}, {own.depth} layers, {short_count(own.active)} weights, "
-        f"{own.steps:,} steps of {own.batch_tokens:,} tokens. {p.runs} runs, {p.seeds} "
-        f"seed{'s' if p.seeds != 1 else ''}{f'; {state}' if state else ''}; scale {summary.scale}."
+        f"{own.steps:,} steps of {own.batch_tokens:,} tokens. {counted(p.runs, 'run')}, "
+        f"{counted(p.seeds, 'seed')}{f'; {state}' if state else ''}; scale {summary.scale}."
     )
 
 

@@ -11,7 +11,7 @@ from complete_mue.lab.report.curves import Curve
 from complete_mue.lab.report.labels import TASKS, label, with_unit
 from complete_mue.lab.report.roles import changes, condition
 from complete_mue.lab.report.summary import Scan, Summary, TransferredRun
-from complete_mue.tabular import short_count
+from complete_mue.tabular import counted, short_count
 
 
 def pictures(summary: Summary) -> tuple[Picture, ...]:
@@ -164,7 +164,7 @@ def _scan_line(summary: Summary, curve: Curve) -> Drawn:
             diverged.append(Dot(point.value, math.nan, f"{where}: diverged"))
         elif point.loss is not None:
             bar = f" ± {point.std:.4f}" if point.std is not None else ""
-            seeds = f"{point.seeds} seed{'s' if point.seeds != 1 else ''}"
+            seeds = counted(point.seeds, "seed")
             dots.append(Dot(point.value, point.loss, f"{where}: loss {point.loss:.4f}{bar}, {seeds}", point.std))
     best = curve.optimum
     minimum = None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from complete_mue.lab.report.curves import Curve
 from complete_mue.lab.report.labels import label, with_unit
-from complete_mue.tabular import short_count
+from complete_mue.tabular import counted, short_count
 
 DRIFT_GOAL = 0.5  # octaves
 REGRET_GOAL = 0.01  # nats
@@ -219,7 +219,7 @@ def held_of(group: Sequence[Curve]) -> str:
     more += f", {unfinished} unfinished" if unfinished else ""
     if held == len(group):
         return f"all {held} layouts{more}" if held > 1 else "its one layout"
-    return f"{held or 'none'} of {len(group)} layout{'s' if len(group) > 1 else ''}{more}"
+    return f"{held or 'none'} of {counted(len(group), 'layout')}{more}"
 
 
 def beside_line(main: str, both: Sequence[tuple[Curve | None, Curve]], rules: str, unit: str) -> Line:
@@ -242,7 +242,7 @@ def beside_line(main: str, both: Sequence[tuple[Curve | None, Curve]], rules: st
     side = "higher" if more > 0 else "lower"
     text += f"; its loss at the transferred value is {abs(more):.3f}{bar} {unit} {side} than by {main} on average"
     if len(costs) < len(both):
-        text += f" on the {len(costs)} layout{'s' if len(costs) > 1 else ''} where both finished"
+        text += f" on the {counted(len(costs), 'layout')} where both finished"
     better = -more > threshold and not blown
     kind = "good" if rules in OURS else "bad"  # where a rival does better, that speaks against ours
     return Line(kind if better else "note", f"{text}: it does better here." if better else f"{text}.")

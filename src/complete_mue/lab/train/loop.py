@@ -107,7 +107,7 @@ def _train(
                 "another directory"
             )
         if resume:
-            _check_config(run, config, warn if ranks.first else lambda text: None)
+            check_config(run, config, warn if ranks.first else lambda text: None)
         trainer = Trainer(config, device or pick_device(config.device), ranks=ranks)
         trainer.task.check_holds(config.budget)
         if trainer.task.warning and ranks.first:
@@ -142,7 +142,7 @@ def _train(
         return result
 
 
-def _check_config(run: Path, config: RunConfig, warn: Callable[[str], None]) -> None:
+def check_config(run: Path, config: RunConfig, warn: Callable[[str], None]) -> None:
     """Refuse to continue with another config than the directory's, and say where they differ."""
     if not checkpoint.Checkpoint.listed(run):
         return
