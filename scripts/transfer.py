@@ -48,7 +48,7 @@ from complete_mue.layout.toml_files import read_reference, reference_toml
 from complete_mue.rules.batch_duration import schedule_factor, transfer_beta
 from complete_mue.storage import write_text
 
-FIRST, LAST = ("activated", "ffn_width"), ("depth", "width", "scaling", "selected", "large_batch")
+FIRST, LAST = ("activated", "ffn_width"), ("depth", "depth_dense", "width", "scaling", "selected", "large_batch")
 APART = {
     "betas_held": "shorter",
     "softmax": "activated",
@@ -60,7 +60,7 @@ AXES = {
     "dit": (
         "activated", "capacity", "width", "granularity", "shared", "grouped", "weight_decay", "init_std",
         "ffn_width_moe", "batch_steps", "batch_tokens", "batch_and_steps", "depth",
-        "more_steps",
+        "depth_dense", "more_steps",
     ),
 }  # fmt: skip
 COMPARED = ("activated", "ffn_width", "width")  # also by the other rule sets
@@ -72,8 +72,11 @@ COARSE = ("--per-octave", "1")  # recorded in whole octaves
 HALF = ("--octaves=-1.5:1", "--per-octave", "2")  # where the optimum is sought, and not only that it is near
 HIGHER = ("--octaves=-1.5:2", "--per-octave", "2")  # at four times the steps it lay at the edge of the others
 HALVES = {
-    "lm": ("shared_instead", "ffn_width_moe", "depth", "softmax", "logit_bias"),
-    "dit": ("granularity", "shared", "grouped", "init_std", "ffn_width_moe", "batch_steps", "batch_tokens", "depth"),
+    "lm": ("shared_instead", "ffn_width_moe", "depth", "depth_dense", "softmax", "logit_bias"),
+    "dit": (
+        "granularity", "shared", "grouped", "init_std", "ffn_width_moe", "batch_steps", "batch_tokens", "depth",
+        "depth_dense",
+    ),
 }  # fmt: skip
 LOWER = ("--octaves=-2:1", "--per-octave", "2")  # an MoE's are predicted at -1.3, too near the edge
 GRIDS = {

@@ -110,9 +110,17 @@ def _grouped(base: Model, tiny: bool) -> list[Model]:
 @_along("depth")
 def _depth(base: Model, tiny: bool) -> list[Model]:
     """Up to the paper's 32 layers, where that is within eight times."""
+    return _each_an_moe(
+        [replace(base, name=f"{base.shape.depth} layers", x=base.shape.depth), *_deeper(base, tiny)], tiny
+    )
+
+
+@register("depth_dense", "Depth, dense", "layers")
+def _deeper(base: Model, tiny: bool) -> list[Model]:
+    """What of the figure above is depth, and what is the experts?"""
     depth = base.shape.depth
-    sizes = [depth * factor for factor in ((1, 2) if tiny else (1, 2, 4, 8)) if factor < 8 or depth <= 4]
-    return [_moe(replace(base, shape=replace(base.shape, depth=n)), tiny, f"{n} layers", n) for n in sizes]
+    sizes = [depth * factor for factor in ((2,) if tiny else (2, 4, 8)) if factor < 8 or depth <= 4]
+    return [replace(base, shape=replace(base.shape, depth=n), name=f"{n} layers", x=n) for n in sizes]
 
 
 @_along("width")
