@@ -6,10 +6,10 @@ several ``--layout``, one dense model and as many sparse ones.
     python scripts/pictures.py --seconds 540                           # save and stop by then
     python scripts/pictures.py --list                                  # the commands alone
 
-The models of a show train, then draw the same captions from the same noise, then their losses are compared step by
-step. Everything resumes: a second start goes on where this one was stopped. RUNS/results holds a picture for each
-model, one of the data with the same captions, what `mue speedup` says of each sparse model, and pictures.json with the
-loss of all.
+The models of a show train, then draw the same captions from the same noise, then their losses are compared: step by
+step, and at the end on what neither has seen: new drawings, or one of twenty pictures of an .npz, which is kept apart.
+Everything resumes: a second start goes on where this one was stopped. RUNS/results holds a picture for each model, one
+of the data with the same captions, what `mue speedup` says of each sparse model, and pictures.json with all losses.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from turns import Step, of_equal_width, one_by_one, speedups
 
 from complete_mue.errors import MueError
-from complete_mue.storage import write_json
+from complete_mue.storage import whole, write_json
 
 LAYOUT, COUNT, SEED = "64e8a", 25, 1  # of the sparse model; of what is drawn
+APART = 20  # of so many pictures of your own, one
 # 256 tokens a picture, 512 a clip, beside those of its caption. A collection is small, so it is seen many times.
 SHOWS = {
     "scenes": ("task.source=scenes", "task.size=32", "task.patch=2"),
     "sprites": ("task.source=sprites", "task.size=32", "task.patch=4", "task.frames=8", "task.text_length=80"),
-    "images": ("task.size=64", "task.patch=4", "task.epochs=repeat"),
+    "images": ("task.size=64", "task.patch=4", "task.epochs=repeat", "task.text_length=128"),
 }
 
 
@@ -44,7 +46,8 @@ def models(given: argparse.Namespace) -> dict[str, str]:
 
 def steps(given: argparse.Namespace, show: str) -> Iterator[Step]:
     """The commands of one show, in order."""
-    source = [f"task.source={given.images}"] if show == "images" else []
+    seen, unseen = parts(given) if show == "images" else (None, None)
+    source = [f"task.source={seen}"] if seen else []
     shape = [f"shape.width={given.width}", f"shape.depth={given.depth}", "shape.head_dim=32"]
     budget = [f"budget.batch_tokens={given.batch_tokens}", f"budget.steps={given.steps}"]
     # Without the norms, attention logits of the dense model on OpenMoji grow to 57,000, and step 3,105 is not finite.
@@ -58,6 +61,10 @@ def steps(given: argparse.Namespace, show: str) -> Iterator[Step]:
         picture = given.runs / "results" / f"{show}-{name}.{_ending(show)}"
         drawn = ["--guidance", "3", "--steps", "50", "--count", f"{COUNT}", "--seed", f"{SEED}", "--out", str(picture)]
         yield Step(["sample", str(given.runs / f"{show}-{name}"), *drawn], picture)
+    for name in models(given) if unseen or not seen else ():
+        run = given.runs / f"{show}-{name}"
+        other = ["--source", str(unseen)] if unseen else []
+        yield Step(["eval", str(run), "--held-out", *other], run / "eval" / "held_out.json")
     dense, *sparse = (given.runs / f"{show}-{name}" for name in models(given))
     yield from speedups(dense, sparse, given.runs / "results")
 
@@ -71,7 +78,33 @@ def losses(given: argparse.Namespace) -> dict[str, Any]:
             if result.is_file():
                 ended = json.loads(result.read_text(encoding="utf-8"))
                 found[f"{show}-{name}"] = {"layout": layout, **{key: ended[key] for key in ("loss", "steps")}}
+            unseen = given.runs / f"{show}-{name}" / "eval" / "held_out.json"
+            if unseen.is_file():
+                measured = json.loads(unseen.read_text(encoding="utf-8"))
+                found[f"{show}-{name}"] |= {f"held_out_{key}": measured[key] for key in ("loss", "error", "pictures")}
     return found
+
+
+def parts(given: argparse.Namespace) -> tuple[Path, Path | None]:
+    """Where the pictures to learn from are, and those that are kept apart: of an .npz."""
+    if given.images.suffix == ".npz":
+        return given.runs / "seen.npz", given.runs / "unseen.npz"
+    return given.images, None
+
+
+def keep_apart(given: argparse.Namespace) -> None:
+    """Write both parts of an .npz."""
+    seen, unseen = parts(given)
+    if unseen is None or unseen.is_file():
+        return
+    with np.load(given.images, allow_pickle=False) as archive:
+        pixels = archive["images"]
+    captions = json.loads(given.images.with_suffix(".json").read_text(encoding="utf-8"))
+    apart = np.arange(len(pixels)) % APART == 0
+    for path, take in ((seen, ~apart), (unseen, apart)):
+        write_json(path.with_suffix(".json"), [captions[number] for number in np.flatnonzero(take)])
+        with whole(path) as file:
+            np.savez(file, images=pixels[take])
 
 
 def draw_data(given: argparse.Namespace) -> None:
@@ -115,6 +148,8 @@ def main() -> int:
         parser.error(f"--only {unknown[0]!r}: give some of {', '.join(SHOWS)}")
     if "images" in given.shows and given.images is None:
         parser.error("--only images: give --images")
+    if given.images is not None and not given.images.exists():
+        parser.error(f"--images {given.images}: no such file or folder")
     try:
         todo = [step for show in given.shows for step in steps(given, show)]
     except MueError as error:
@@ -123,6 +158,8 @@ def main() -> int:
         print("\n".join(f"mue {shlex.join(step.command)}" for step in todo))
         return 0
     (given.runs / "results").mkdir(parents=True, exist_ok=True)
+    if "images" in given.shows:
+        keep_apart(given)
     if (code := one_by_one(todo, given.seconds)) == 0:
         draw_data(given)
     write_json(given.runs / "results" / "pictures.json", losses(given))

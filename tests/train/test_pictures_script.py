@@ -28,7 +28,7 @@ def pictures(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 def test_both_have_the_same_active_width_and_every_training_can_be_planned() -> None:
     commands = [shlex.split(line)[1:] for line in pictures("--list").stdout.splitlines()]
-    assert [command[0] for command in commands] == ["train", "train", "sample", "sample", "speedup"] * 2
+    assert [command[0] for command in commands] == ["train", "train", "sample", "sample", "eval", "eval", "speedup"] * 2
     for command in (command for command in commands if command[0] == "train"):
         config = configured(command[1], command[2 : command.index("--reference")], REFERENCE)
         assert config.shape.active_width == 768
@@ -42,7 +42,11 @@ def test_both_have_the_same_active_width_and_every_training_can_be_planned() -> 
 
 
 def test_what_cannot_be_shown_is_refused() -> None:
-    for arguments, said in ((("--only", "films"), "films"), (("--only", "images"), "--images")):
+    for arguments, said in (
+        (("--only", "films"), "films"),
+        (("--only", "images"), "--images"),
+        (("--images", "nothing.npz"), "nothing.npz"),
+    ):
         done = pictures(*arguments)
         assert done.returncode == 2
         assert said in done.stderr
@@ -51,8 +55,8 @@ def test_what_cannot_be_shown_is_refused() -> None:
 @pytest.mark.slow
 def test_a_show_of_pictures_of_ones_own(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
-    np.savez(tmp_path / "own.npz", images=generator.integers(0, 256, (8, 8, 8, 3), np.uint8))
-    (tmp_path / "own.json").write_text(json.dumps([f"picture {number}" for number in range(8)]))
+    np.savez(tmp_path / "own.npz", images=generator.integers(0, 256, (22, 8, 8, 3), np.uint8))
+    (tmp_path / "own.json").write_text(json.dumps([f"picture {number}" for number in range(22)]))
     changes = (
         "precision=float32", "compile=false", "betas=hold", "device=cpu", "task.size=8", "task.text_length=16",
         "reference.hyper.lr=1e-4", "log_every=1",
@@ -63,6 +67,8 @@ def test_a_show_of_pictures_of_ones_own(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "runs" / "results" / "pictures.json").read_text())
     assert {name: run["steps"] for name, run in found.items()} == {"images-dense": 20, "images-8e2a": 20}
+    assert {run["held_out_pictures"] for run in found.values()} == {2}  # of 22
+    assert len(json.loads((tmp_path / "runs" / "seen.json").read_text())) == 20
     for name in (*found, "images-data"):
         assert (tmp_path / "runs" / "results" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((tmp_path / "runs" / "results" / "images-8e2a" / "speedup.json").read_text())["median"] > 0

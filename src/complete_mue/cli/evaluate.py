@@ -21,7 +21,7 @@ _WAYS = {  # beside scoring with the harness, and what each takes
     "--requests-out": ("--data", "--tasks", "--shots", "--limit"),
     "--requests": _MODEL,
     "--answers": ("--data", "--tasks", "--out", "--json"),
-    "--held-out": (*_MODEL, "--json"),
+    "--held-out": (*_MODEL, "--source", "--json"),
 }
 
 
@@ -47,8 +47,12 @@ def eval_command(
         int | None, typer.Option(min=1, help="Tokens per batch. Default: 65536 on CUDA, 4096 on CPU.")
     ] = None,
     held_out: Annotated[
-        bool, typer.Option("--held-out", help="Measure the loss on the run's held-out text; writes OUT/held_out.json.")
+        bool,
+        typer.Option("--held-out", help="Measure the loss on held-out text or pictures; writes OUT/held_out.json."),
     ] = False,
+    source: Annotated[
+        str | None, typer.Option(help="--held-out of a diffusion model: pictures that it has not seen.")
+    ] = None,
     requests_out: Annotated[
         Path | None, typer.Option(help="Write the questions to a file; no model is needed.")
     ] = None,
@@ -69,6 +73,7 @@ def eval_command(
     Examples:
       mue eval runs/moe --data evals --tasks arc_easy,piqa --limit 100
       mue eval runs/moe --held-out
+      mue eval runs/dit --held-out --source unseen.npz
 
     If the model is on a machine without the harness, write the questions here, answer them there, and score them here:
 
@@ -81,6 +86,8 @@ def eval_command(
     need_torch("mue eval")
     if held_out and checkpoint is not None and checkpoint.startswith(STOCK):
         raise RunError(f"{checkpoint} with --held-out: only our runs know their held-out text; give a run's directory")
+    if source is not None and not held_out:
+        raise RunError("--source is for --held-out: add it, or leave --source out")
     names = None if tasks is None else tasks.split(",")
 
     def opened(run: Path) -> tuple[Any, dict[str, str]]:
@@ -97,7 +104,15 @@ def eval_command(
             return
         report: Any
         if held_out:
-            report = _held_out(Path(_given(checkpoint, "a run's directory")), out, opened, progress)
+            run = Path(_given(checkpoint, "a run's directory"))
+            if type(need_run(run).task).__name__ == "PictureTask":
+                if precision != "auto" or batch_tokens is not None:
+                    raise RunError(f"{run} draws pictures: leave out --precision, --batch-tokens")
+                report = _held_out_flow(run, out, source, device, progress)
+            elif source is not None:
+                raise RunError(f"{run} writes text, whose held-out part is in its data: leave out --source")
+            else:
+                report = _held_out(run, out, opened, progress)
         elif answers is not None:
             from complete_mue.lab.evals.run import evaluate_answers
 
@@ -176,7 +191,6 @@ def _answer(run: Path, requests: Path, out: Path | None, opened: Opened, progres
 
 
 def _held_out(run: Path, out: Path | None, opened: Opened, progress: Any) -> Any:
-    need_run(run)
     from complete_mue.lab.evals.held_out import held_out_loss
     from complete_mue.lab.train.config import read_config
 
@@ -184,6 +198,19 @@ def _held_out(run: Path, out: Path | None, opened: Opened, progress: Any) -> Any
     found = held_out_loss(read_config(run / "config.json"), scorer, model["step"], progress("held-out text"))
     make_folder(folder)
     write_json(folder / "held_out.json", {"model": model, **found.to_dict()})
+    return found
+
+
+def _held_out_flow(run: Path, out: Path | None, source: str | None, device: str, progress: Any) -> Any:
+    from complete_mue.lab.evals.held_out import held_out_flow
+    from complete_mue.lab.train.sample import load_run
+    from complete_mue.lab.train.trainer import pick_device
+
+    folder, place = _place(out, run), pick_device(device)
+    config, model, step = load_run(run, warn)
+    found = held_out_flow(config, model.to(place), step, source, progress("held-out pictures"))
+    make_folder(folder)
+    write_json(folder / "held_out.json", {"model": {"name": config.name, "step": step}, **found.to_dict()})
     return found
 
 

@@ -1,4 +1,4 @@
-"""Loss on the text that was set apart: what a language model has learned that is not the training text itself."""
+"""Loss on what a run has not trained on: the text that was set apart, or other pictures."""
 
 from __future__ import annotations
 
@@ -12,11 +12,19 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
+from complete_mue.errors import RunError
+from complete_mue.lab.data.digest import picture_identity
+from complete_mue.lab.data.picture_sources import BUILT_IN, open_pictures
 from complete_mue.lab.data.text import open_text
 from complete_mue.lab.evals.scoring import Scorer, Tick
-from complete_mue.lab.train.config import RunConfig, TextTask
-from complete_mue.lab.train.task import next_token_loss
+from complete_mue.lab.train.config import PictureTask, RunConfig, TextTask
+from complete_mue.lab.train.task import interpolate, next_token_loss
+
+PICTURES = 512  # that are drawn, where drawings never end
+TIMES = 8  # parts of the way from noise to data, at a place in each of which every picture is judged
+_TOGETHER = 64
 
 
 @dataclass(frozen=True)
@@ -87,3 +95,57 @@ def _documents(parts: Iterator[NDArray[np.int64]], end: int) -> Iterator[NDArray
             held = []
         held.append(rest)
     yield np.concatenate(held)
+
+
+@dataclass(frozen=True)
+class HeldOutFlow:
+    """Mean squared error of the velocity over pictures of ``source`` that a run has not trained on, with its standard
+    error over pictures. Noise and times are the same for every model."""
+
+    loss: float
+    error: float
+    pictures: int
+    times: int
+    step: int
+    source: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return dataclasses.asdict(self)
+
+    def to_text(self) -> str:
+        """One line."""
+        return (
+            f"held-out flow loss {self.loss:.4f} ± {self.error:.4f} ({self.pictures:,} pictures of {self.source}, "
+            f"{self.times} times each) at step {self.step:,}"
+        )
+
+
+@torch.inference_mode()
+def held_out_flow(config: RunConfig, model: nn.Module, step: int, source: str | None, tick: Tick) -> HeldOutFlow:
+    """The flow loss of a model, which is of this ``step``, on ``source``; without one, on new drawings of the kind
+    that the run trained on."""
+    task = config.task
+    assert isinstance(task, PictureTask)
+    place = source or task.source
+    if place not in BUILT_IN and picture_identity(place) == (task.data or picture_identity(task.source)):
+        raise RunError(f"{place}: the run trained on it; give --source with pictures that it has not seen")
+    data = open_pictures(
+        place, size=task.size, frames=task.frames, text_length=task.text_length, rows=1, seed=config.seed + 1
+    )
+    losses: list[float] = []
+    total, weight = data.items or PICTURES, next(model.parameters())
+    for first in range(0, total, _TOGETHER):
+        batch = data.at(np.arange(first, min(first + _TOGETHER, total)))
+        generator, rows = torch.Generator().manual_seed(first), len(batch.images)
+        found = torch.zeros(rows, dtype=torch.float64)
+        for part in range(TIMES):
+            t = (part + torch.rand(rows, generator=generator)) / TIMES
+            x, velocity = interpolate(torch.randn(batch.images.shape, generator=generator), batch.images, t)
+            x, t = (moved.to(weight.device, weight.dtype) for moved in (x, t))
+            difference = model(x, t, batch.text.to(weight.device)).cpu().double() - velocity
+            found += difference.square().flatten(1).mean(1) / TIMES
+        losses += found.tolist()
+        tick(len(losses), total)
+    spread = statistics.stdev(losses) if len(losses) > 1 else 0.0
+    return HeldOutFlow(statistics.fmean(losses), spread / math.sqrt(total), total, TIMES, step, place)
