@@ -16,14 +16,14 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from complete_mue.lab.report.curves import Curve
-from complete_mue.lab.report.summary import summarize
+from complete_mue.lab.report.summary import Summary, summarize
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 SETTINGS = {
@@ -92,10 +92,15 @@ def _tested(name: str, before: tuple[str, ...], file: str) -> list[Case]:
     return [old[0], *new]
 
 
+@cache
+def _summary(file: str) -> Summary:
+    return summarize(RESULTS / f"{file}.jsonl")
+
+
 def _cases(files: tuple[str, ...], routed: bool) -> list[Case]:
     found: dict[tuple[float, float], Case] = {}
     for file in files:
-        summary = summarize(RESULTS / f"{file}.jsonl")
+        summary = _summary(file)
         dense = summary.target(summary.reference)
         for curve in summary.scans[0].curves:
             target = summary.target(curve.target)
