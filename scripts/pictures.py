@@ -61,11 +61,11 @@ def steps(given: argparse.Namespace, show: str) -> Iterator[Step]:
         picture = given.runs / "results" / f"{show}-{name}.{_ending(show)}"
         drawn = ["--guidance", "3", "--steps", "50", "--count", f"{COUNT}", "--seed", f"{SEED}", "--out", str(picture)]
         yield Step(["sample", str(given.runs / f"{show}-{name}"), *drawn], picture)
-    for name in models(given) if unseen or not seen else ():
-        run = given.runs / f"{show}-{name}"
+    dense, *sparse = runs = [given.runs / f"{show}-{name}" for name in models(given)]
+    if unseen or show != "images":
         other = ["--source", str(unseen)] if unseen else []
-        yield Step(["eval", str(run), "--held-out", *other], run / "eval" / "held_out.json")
-    dense, *sparse = (given.runs / f"{show}-{name}" for name in models(given))
+        for run in runs:
+            yield Step(["eval", str(run), "--held-out", *other], run / "eval" / "held_out.json")
     yield from speedups(dense, sparse, given.runs / "results")
 
 
@@ -93,18 +93,17 @@ def parts(given: argparse.Namespace) -> tuple[Path, Path | None]:
 
 
 def keep_apart(given: argparse.Namespace) -> None:
-    """Write both parts of an .npz."""
+    """Write both parts of an .npz. Runs know their data by what it holds, so they go on with the same parts only."""
+    from complete_mue.lab.data import ImageArrays
+
     seen, unseen = parts(given)
-    if unseen is None or unseen.is_file():
+    if unseen is None:
         return
-    with np.load(given.images, allow_pickle=False) as archive:
-        pixels = archive["images"]
-    captions = json.loads(given.images.with_suffix(".json").read_text(encoding="utf-8"))
-    apart = np.arange(len(pixels)) % APART == 0
-    for path, take in ((seen, ~apart), (unseen, apart)):
-        write_json(path.with_suffix(".json"), [captions[number] for number in np.flatnonzero(take)])
+    items = ImageArrays(given.images).items
+    for path, chosen in ((seen, [item for n, item in enumerate(items) if n % APART]), (unseen, items[::APART])):
+        write_json(path.with_suffix(".json"), [item.caption for item in chosen])
         with whole(path) as file:
-            np.savez(file, images=pixels[take])
+            np.savez(file, images=np.stack([item.read() for item in chosen]))
 
 
 def draw_data(given: argparse.Namespace) -> None:
@@ -159,7 +158,10 @@ def main() -> int:
         return 0
     (given.runs / "results").mkdir(parents=True, exist_ok=True)
     if "images" in given.shows:
-        keep_apart(given)
+        try:
+            keep_apart(given)
+        except MueError as error:
+            parser.error(str(error))
     if (code := one_by_one(todo, given.seconds)) == 0:
         draw_data(given)
     write_json(given.runs / "results" / "pictures.json", losses(given))

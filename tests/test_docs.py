@@ -194,17 +194,36 @@ def test_pair_table_equals_the_records() -> None:
         assert re.search(rf"\| width {row}[^|]*\| {speedup['median']:.2f}x \| {speedup['final']:.2f}x \|", page)
 
 
-def test_the_page_of_pictures_quotes_its_records() -> None:
+@pytest.mark.parametrize("show", ["images", "sprites"])
+def test_the_page_of_pictures_quotes_its_records(show: str) -> None:
     folder = ROOT / "docs/results/pictures"
     losses, speedup = (
         json.loads((folder / name).read_text(encoding="utf-8"))
-        for name in ("pictures.json", "images-64e8a/speedup.json")
+        for name in ("pictures.json", f"{show}-64e8a/speedup.json")
     )
-    dense, sparse = (losses[f"images-{name}"]["loss"] for name in ("dense", "64e8a"))
+    dense, sparse = (losses[f"{show}-{name}"]["loss"] for name in ("dense", "64e8a"))
     page = " ".join((ROOT / "docs/results/pictures.md").read_text(encoding="utf-8").split())
-    assert f"ends {100 * (1 - sparse / dense):.1f} % lower**, {sparse:.4f} against {dense:.4f}." in page
+    assert f"ends {100 * (1 - sparse / dense):.1f} % lower**, {sparse:.4f} against {dense:.4f}" in page
     assert f"needs {speedup['median']:.2f} times its steps" in page
     assert f"in the median, and {speedup['final']:.2f} times at the end of the stable phase" in page
+    if show == "sprites":
+        least, loss = min(zip(speedup["ratio"], speedup["loss"], strict=True))
+        assert (
+            f"takes {max(speedup['ratio']):.2f} times its steps. At a loss of {loss:.3f} it has none, {least:.2f}"
+            in page
+        )
+
+
+def test_the_same_runs_differ_from_one_sweep_to_the_next_as_the_page_says() -> None:
+    """With eight layers; both sweeps of depth are kept."""
+    found = []
+    for file in ("depth/lm-whole-octaves", "transfer/lm-depth"):
+        curves = summarize(ROOT / f"docs/results/{file}.jsonl").scans[0].curves
+        (curve,) = (curve for curve in curves if curve.target == "64e8a, 8 layers")
+        found.append({(round(p.value, 6), seed): loss for p in curve.points for seed, loss in p.losses})
+    before, after = found
+    differ = max(abs(before[run] - after[run]) for run in before.keys() & after.keys())
+    assert f"differ by up to {differ:.3f} nats" in (ROOT / TRANSFER).read_text(encoding="utf-8")
 
 
 TRANSFER, ROLES = Path("docs/results/transfer.md"), Path("docs/results/roles.md")

@@ -53,7 +53,7 @@ def test_of_a_model_that_says_nothing_it_is_what_pictures_and_noise_hold(
     assert json.loads((run / "eval" / "held_out.json").read_text())["loss"] == found["loss"]
 
 
-def test_new_drawings_are_the_same_for_every_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_runs_alike_get_the_same_loss_on_new_drawings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held_out, "PICTURES", 80)  # two batches
     said = []
     for name in ("one", "other"):

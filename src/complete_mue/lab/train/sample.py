@@ -188,7 +188,7 @@ def write_pictures(frames: list[Frame], path: Path) -> None:
         if path.suffix.lower() == ".png":
             Image.fromarray(frames[0]).save(file, "PNG", optimize=True)
         else:
-            # One palette for all frames, and no dithering: plain areas stay plain, in a third of the bytes.
+            # One palette for all frames, and no dithering: plain areas stay plain, and the file small.
             palette = Image.fromarray(np.concatenate(frames)).quantize()
             first, *others = (
                 Image.fromarray(frame).quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames
