@@ -87,6 +87,14 @@ def test_an_open_edge_that_already_costs_too_much_is_a_miss(sweep_folder: Write)
     assert "regret at least" in curve.says
 
 
+def test_an_open_edge_that_the_reference_shares_is_no_miss(sweep_folder: Write) -> None:
+    """Where the reference itself was not tuned, what a layout pays for its value says nothing of the transfer."""
+    grid = {"other_drifts": {"complete_mue": {"dense": 5.0, "64e16a": 5.0, "8e2a": -5.0}}}
+    summary = summarize(sweep_folder(**grid))
+    assert curve_of(summary, "64e16a").says == "optimum at the high edge of the grid, as that of dense: scan wider"
+    assert curve_of(summary, "8e2a").status == "missed"
+
+
 @pytest.mark.parametrize(("drift", "says"), [(0.0, ": it does as well as"), (1.0, "nats higher than by")])
 def test_a_rule_set_at_the_transferred_value_alone_is_compared_by_its_loss(
     sweep_folder: Write, drift: float, says: str

@@ -56,6 +56,8 @@ def judge(curve: Curve, unit: str, reference: Curve | None) -> Curve:
     regret, error = curve.regret, curve.regret_error or 0.0
     if curve.optimum.open:
         edge = f"the {curve.optimum.open} edge of the grid"
+        if reference is not None and reference.optimum and reference.optimum.open == curve.optimum.open:
+            return _with(curve, "open", f"optimum at {edge}, as that of {reference.target}: scan wider")
         if regret - _CLEAR * error > REGRET_GOAL:
             return _with(curve, "missed", f"regret at least {regret:.3f} {unit}; the optimum lies at {edge}")
         return _with(curve, "open", f"optimum at {edge}: scan wider")
