@@ -188,6 +188,17 @@ def test_which_token_ends_a_text_can_be_said(tmp_path: Path, bpe: Path) -> None:
         JsonTokenizer(tmp_path / "endless.json")
 
 
+def test_a_packed_tokenizer_is_the_same_tokenizer(tmp_path: Path, bpe: Path) -> None:
+    packed = tmp_path / "tokenizer.json.xz"
+    packed.write_bytes(lzma.compress(bpe.read_bytes()))
+    plain, again = load_tokenizer(bpe), load_tokenizer(packed)
+    assert isinstance(again, JsonTokenizer)
+    assert (again.name, again.sha256) == ("tokenizer.json", plain.sha256)
+    packed.write_bytes(packed.read_bytes()[:-40])
+    with pytest.raises(FileError, match="damaged or cut off"):
+        load_tokenizer(packed)
+
+
 def test_byte_tokenizer() -> None:
     tokenizer = ByteTokenizer()
     assert tokenizer.decode([*tokenizer.encode("naïve 猫"), tokenizer.end_of_text]) == "naïve 猫"

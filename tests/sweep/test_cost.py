@@ -70,6 +70,12 @@ def test_a_large_run_is_a_program_of_its_own() -> None:
 def test_text_that_is_not_here_counts_as_bytes() -> None:
     config = base_config("lm", "small")
     assert step_seconds(override(config, "task.source=nowhere"), 4) == step_seconds(config, 4)
+    known, unknown = (
+        CliRunner().invoke(app, ["sweep", "activated", "--dry-run", *words]).output
+        for words in ((), ("--set", "task.source=nowhere"))
+    )
+    assert "That is for bytes, since the vocabulary is not known: nowhere: no such folder" in unknown
+    assert "for bytes" not in known
 
 
 @pytest.mark.parametrize(

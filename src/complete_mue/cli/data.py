@@ -22,7 +22,7 @@ def prepare_command(
         typer.Argument(metavar="SOURCE", help="Text, .jsonl or .parquet files (also .gz, .xz), or a dataset's name."),
     ],
     out: Annotated[Path, typer.Option(help="Folder for the shards and their manifest.")],
-    tokenizer: Annotated[str, typer.Option(help="bytes, a tokenizer.json, or a hub name.")] = "bytes",
+    tokenizer: Annotated[str, typer.Option(help="bytes, a tokenizer.json (or .json.xz), or a hub name.")] = "bytes",
     text_key: Annotated[str, typer.Option(help="The column or key that holds the text.")] = "text",
     separator: Annotated[
         str | None, typer.Option(help=r"Text between the documents of a text file, such as '\n\n\n'.")

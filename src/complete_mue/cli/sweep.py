@@ -13,7 +13,7 @@ import typer
 from complete_mue.cli.app import app, console, need_torch, print_text, warn
 from complete_mue.cli.report import show
 from complete_mue.cli.sweep_progress import shown
-from complete_mue.errors import RunError
+from complete_mue.errors import MueError, RunError
 from complete_mue.lab.paper_figures import FIGURES
 from complete_mue.rules import Rules
 from complete_mue.tabular import counted
@@ -228,7 +228,7 @@ def _reach(span: int | None, octaves: str | None) -> int | tuple[float, float] |
     except ValueError:
         found = math.nan, math.nan
     if span is not None or not -20 <= found[0] < found[1] <= 20:
-        raise RunError(f"--octaves {octaves}: give LOW:HIGH, such as -2.5:0.5, and leave out --span")
+        raise RunError(f"--octaves {octaves}: give LOW:HIGH, the lower one first, such as -2.5:0.5, and leave out --span")
     return found
 
 
@@ -271,7 +271,7 @@ def _already_done(folder: Path, request: dict[str, Any], retry_failed: bool) -> 
 
 def _describe(sweep: Sweep, launch: Launch, folder: Path | None = None, retry_failed: bool = False) -> None:
     """What would run; of what ``folder`` and known sweeps hold, nothing."""
-    from complete_mue.lab.sweep.cost import FITTED, sweep_seconds
+    from complete_mue.lab.sweep.cost import FITTED, sweep_seconds, vocabulary
     from complete_mue.lab.sweep.grid import fusible, pinned_sweep
     from complete_mue.lab.train.gpus import GPUS
 
@@ -297,6 +297,10 @@ def _describe(sweep: Sweep, launch: Launch, folder: Path | None = None, retry_fa
     here = _gpu()
     gpu = f"this {here}" if any(name in here for name in GPUS) else f"one NVIDIA {FITTED}"
     print_text(f"  about {math.ceil(sweep_seconds(left, gpu, launch.replicas) / 60)} min on {gpu}")
+    try:
+        vocabulary(points[0].config)
+    except MueError as missing:
+        print_text(f"  That is for bytes, since the vocabulary is not known: {missing}")
 
 
 def _gpu() -> str:

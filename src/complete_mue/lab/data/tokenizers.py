@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from complete_mue.errors import FileError
 from complete_mue.lab.data.extras import in_our_words, need
+from complete_mue.lab.data.text_files import PACKED, unpacked
 from complete_mue.storage import read_bytes
 
 BYTES = "bytes"
@@ -55,14 +56,19 @@ class ByteTokenizer:
 
 
 class JsonTokenizer:
-    """A Hugging Face ``tokenizer.json``, by the ``tokenizers`` library.
+    """A Hugging Face ``tokenizer.json``, plain or packed (.gz, .xz, .bz2), by the ``tokenizers`` library.
 
     Its BPE dropout, if it has one, is left out: the same text always has the same ids. ``dropout`` says what it was.
     """
 
     def __init__(self, path: str | Path, *, name: str | None = None, end_of_text: str | None = None) -> None:
         path = Path(path)
-        self.content = read_bytes(path, "give the path of a tokenizer.json")
+        if path.suffix.lower() in PACKED:
+            with unpacked(path) as (_, file):
+                self.content = file.read()
+            name = name or path.stem
+        else:
+            self.content = read_bytes(path, "give the path of a tokenizer.json")
         library = need("tokenizers", f"the tokenizer {path}")
         with in_our_words(f"{path}: not a Hugging Face tokenizer.json"):
             self._tokenizer: Any = library.Tokenizer.from_str(self.content.decode("utf-8"))
