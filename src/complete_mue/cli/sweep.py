@@ -228,7 +228,7 @@ def _reach(span: int | None, octaves: str | None) -> int | tuple[float, float] |
     except ValueError:
         found = math.nan, math.nan
     if span is not None or not -20 <= found[0] < found[1] <= 20:
-        raise RunError(f"--octaves {octaves}: give LOW:HIGH, the lower one first, such as -2.5:0.5, and leave out --span")
+        raise RunError(f"--octaves {octaves}: give LOW:HIGH, LOW first, such as -2.5:0.5, and leave out --span")
     return found
 
 
