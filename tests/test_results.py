@@ -7,6 +7,7 @@ import math
 import re
 import runpy
 import statistics
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from complete_mue.lab.evals.tasks import TASKS
 from complete_mue.lab.report import find_sweeps, summarize
 from complete_mue.lab.report.curves import Curve
 from complete_mue.lab.report.markdown_page import article, chapters, generated, shown
-from in_process import script
+from in_process import mue, script
 
 ROOT = Path(__file__).parents[1]
 
@@ -219,7 +220,7 @@ def test_the_words_above_a_page_of_results_quote_its_figures(page: Path) -> None
     assert_quoted(words, quotable(page, *([TRANSFER] if page in (ROUTERS, STEPS) else [])), least=7)
 
 
-def test_the_page_of_the_medium_model_quotes_its_records() -> None:
+def test_the_page_of_the_medium_model_quotes_its_records(tmp_path: Path) -> None:
     """Its table is every run's loss; its words are differences of them."""
     curves = summarize(ROOT / MEDIUM.with_suffix("") / "lm-selected.jsonl").scans[0].curves
     losses = [{point.value: point.loss for point in curve.points if point.loss} for curve in curves]
@@ -233,6 +234,14 @@ def test_the_page_of_the_medium_model_quotes_its_records() -> None:
     )
     assert f"`64e8a` ends {at[0]} nats below dense and `128e8a4g1s` {at[1]}" in page
     assert f"best of the five values, {best[0]} and {best[1]}." in page
+    block = re.findall(r"(?:^    .*\n|^\n)+", (ROOT / MEDIUM).read_text(encoding="utf-8"), flags=re.MULTILINE)
+    (toml,) = (textwrap.dedent(found) for found in block if "[shape]" in found)
+    (tmp_path / "medium.toml").write_text(toml)
+    plan = json.loads(
+        mue("plan", ROOT / "docs/results/pair/reference.toml", "medium.toml", "--json", cwd=tmp_path).stdout
+    )
+    (lr,) = (row["lr"] for row in plan["rows"] if row["role"] == "dense_up")
+    assert f"gives the layers {lr:.5f}," in page
     costs = [f"{curve.regret or 0:.3f}" for curve in (curves[0], curves[1], curves[4])]
     assert (
         "costs dense at least {} nats, `64e4a` at least {}, `64e8a` at the double width at least {}".format(*costs)
