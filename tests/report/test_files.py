@@ -179,6 +179,18 @@ def test_axis_places() -> None:
     assert Axis("", 1, 16, ()).place(8.5) == pytest.approx(0.5)
 
 
+def test_a_rule_set_of_the_reference_alone_has_no_panel(sweep_folder: Write) -> None:
+    """Rule sets agree on the reference; it stands beside the layouts, in the panels of theirs."""
+    folder = sweep_folder(other_drifts={"complete_mue_sparse": {"8e2a": 0.1}})
+    plan = json.loads((folder / "sweep.json").read_text())
+    plan["points"] = [p for p in plan["points"] if p["target"] == "dense" or p["rules"] == "complete_mue_sparse"]
+    (folder / "sweep.json").write_text(json.dumps(plan))
+    drawn = {picture.key: picture.panels for picture in pictures(summarize(folder))}
+    for key in ("lr", "first-steps"):
+        assert [panel.title for panel in drawn[key]] == ["complete_mue_sparse"]
+        assert "dense" in [line.name for line in drawn[key][0].lines]
+
+
 def test_many_panels_stand_in_three_columns(sweep_folder: Write, tmp_path: Path) -> None:
     picture = pictures(summarize(sweep_folder()))[0]
     for count, columns in ((12, 2), (13, 3)):

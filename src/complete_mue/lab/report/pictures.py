@@ -151,8 +151,14 @@ def _panels(reference: str, curves: Iterable[Curve]) -> list[tuple[str, list[Cur
     """Rule set by rule set, the reference's curve in each."""
     curves = list(curves)
     own = [curve for curve in curves if curve.target == reference]
-    rules = dict.fromkeys(curve.rules for curve in curves)
+    rules = _rule_sets(reference, curves)
     return [(name, own + [c for c in curves if c.rules == name and c.target != reference]) for name in rules]
+
+
+def _rule_sets(reference: str, found: Sequence[Curve] | Sequence[TransferredRun]) -> list[str]:
+    """Those by which layouts ran: where none but the reference has the paper's, it needs no panel of its own."""
+    layouts = [one.rules for one in found if one.target != reference]
+    return list(dict.fromkeys(layouts or [one.rules for one in found]))
 
 
 def _scan_line(summary: Summary, curve: Curve) -> Drawn:
@@ -278,7 +284,7 @@ def _first_steps_picture(summary: Summary) -> Picture | None:
     if not losses or steps < 2:
         return None
     x = linear_axis("step", [1, steps])
-    rules = dict.fromkeys(run.rules for run in runs)
+    rules = _rule_sets(summary.reference, runs)
     chosen = {name: [run for run in runs if run.rules == name or run.target == summary.reference] for name in rules}
     return Picture(
         key="first-steps",
