@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,10 +119,7 @@ def run(
     sweep = pinned_sweep(sweep)
     enter(sweep, folder, command, request or {})
     ledger = Ledger(folder)
-
-    def take_known(points: Sequence[SweepPoint]) -> None:
-        known.take(ledger, points, retry_failed=retry_failed, warn=warn)
-
+    take_known = partial(known.take, ledger, retry_failed=retry_failed, warn=warn)
     runner = _Runner(sweep, ledger, take_known, executor, replicas, retry_failed, show)
     try:
         return runner.run()
