@@ -9,6 +9,7 @@ from contextlib import closing
 import torch
 from torch import Tensor
 
+from complete_mue.errors import first_line
 from complete_mue.lab.records import LossCurve, Outcome
 from complete_mue.lab.sweep.fused import FusedResult, train_fused
 from complete_mue.lab.sweep.gpu_turn import Turn, lock_of
@@ -64,8 +65,7 @@ def _forget_programs(configs: Sequence[RunConfig]) -> None:
 
 def failure(problem: BaseException) -> Outcome:
     """The outcome of a point that could not run."""
-    lines = str(problem).strip().splitlines() or [""]
-    return Outcome("failed", error=f"{type(problem).__name__}: {lines[0]}"[:500])
+    return Outcome("failed", error=first_line(problem, 500))
 
 
 def _outcome(result: FusedResult, config: RunConfig, seconds: float, fused: int, data: str | None) -> Outcome:
