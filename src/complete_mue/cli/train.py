@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from complete_mue.cli.app import app, need_run, need_torch, print_text, warn
+from complete_mue.cli.app import app, console, need_run, need_torch, print_text, warn
 from complete_mue.cli.sweep_progress import bar, clock
 from complete_mue.errors import RunError
 
@@ -132,12 +132,11 @@ def _dry_run(config: Any) -> None:
 @contextmanager
 def _progress(config: Any, *, shown: bool) -> Iterator[tuple[Callable[[dict[str, Any]], None], Callable[[str], None]]]:
     """A bar with loss, time left, tokens per second and utilisation; a line per report where it is not shown."""
-    from rich.console import Console
     from rich.live import Live
 
     steps = config.budget.steps
-    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-    live = Live(_live(config.name, 0, steps), console=console, refresh_per_second=4) if shown else nullcontext()
+    notes = console(stderr=True, soft_wrap=True)
+    live = Live(_live(config.name, 0, steps), console=notes, refresh_per_second=4) if shown else nullcontext()
     with live as view:
 
         def report(line: dict[str, Any]) -> None:
@@ -151,7 +150,7 @@ def _progress(config: Any, *, shown: bool) -> Iterator[tuple[Callable[[dict[str,
             if view is None:
                 _say(f"warning: {text}")
             else:
-                console.print(f"warning: {text}")
+                notes.print(f"warning: {text}")
 
         yield report, said
 
