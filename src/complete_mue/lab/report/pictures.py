@@ -17,11 +17,11 @@ from complete_mue.tabular import counted, short_count
 
 def pictures(summary: Summary) -> tuple[Picture, ...]:
     """Every picture that the sweep's records allow."""
-    drawn = [_power_picture(summary), _roles_picture(summary)] if summary.probe else []
-    if not summary.probe:
-        drawn += [_scan_picture(summary, scan) for scan in summary.scans]
-        drawn += [_scaling_picture(summary)] if summary.scaling else []
-        drawn += [_speedup_picture(summary), _first_steps_picture(summary)]
+    if summary.probe:
+        drawn = [_power_picture(summary), _roles_picture(summary)]
+    else:
+        scans = [_scan_picture(summary, scan) for scan in summary.scans]
+        drawn = [*scans, _scaling_picture(summary), _speedup_picture(summary), _first_steps_picture(summary)]
     where = f"{summary.title}, {TASKS.get(summary.task, summary.task)}, scale {summary.scale}"
     return tuple(dataclasses.replace(picture, where=where) for picture in drawn if picture is not None)
 
@@ -189,7 +189,7 @@ def style_of(summary: Summary, target: str) -> int:
 def _scaling_picture(summary: Summary) -> Picture | None:
     """Loss along each of the figure's axes; where its targets lie on none, against their size."""
     runs = [run for run in summary.runs if run.loss is not None and not run.diverged]
-    if not runs:
+    if not summary.scaling or not runs:
         return None
     places = [place for target in summary.targets for place in target.places]
     caption = f"Every layout trained with the values tuned on {summary.reference}; "

@@ -116,17 +116,12 @@ def _sizes_picture(found: dict[str, CheckResult]) -> Picture:
 
 
 def _size_lines(axis: AxisCheck, styles: dict[str, int]) -> tuple[Drawn, ...]:
-    return tuple(
-        Drawn(
-            role.role,
-            styles[role.role],
-            tuple(
-                Dot(x, y, f"{role.role}, {axis.axis} {x:g}: x{y:.2f}")
-                for x, y in zip(axis.xs, _relative(role), strict=True)
-            ),
-        )
-        for role in axis.roles
-    )
+    lines = []
+    for role in axis.roles:
+        places = zip(axis.xs, _relative(role), strict=True)
+        dots = (Dot(x, y, f"{role.role}, {axis.axis} {x:g}: x{y:.2f}") for x, y in places)
+        lines.append(Drawn(role.role, styles[role.role], tuple(dots)))
+    return tuple(lines)
 
 
 # -- trained -------------------------------------------------------------------------------------------------------
