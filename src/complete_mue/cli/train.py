@@ -108,9 +108,8 @@ def _dry_run(config: Any) -> None:
     if task.warning:
         warn(task.warning)
     parameters = sum(p.numel() for p in task.model.parameters())
-    cost = Cost.of(config, task)
-    total = cost.flops_per_token * config.budget.tokens
-    budget = config.budget
+    cost, budget = Cost.of(config, task), config.budget
+    total = cost.flops_per_token * budget.tokens
     print_text(f"{config.name}: {parameters:,} parameters, {budget.tokens:,} tokens in {budget.steps:,} steps")
     copies = " and the experts' bfloat16 copies" if cost.state_bytes > 16 * parameters else ""
     rows = config.rows // config.accumulate
@@ -120,9 +119,7 @@ def _dry_run(config: Any) -> None:
     )
     print_text(f"compute {cost.flops_per_token:.3g} FLOP per token, {total:.3g} FLOP in all")
     if task.steps is not None:
-        short = (
-            "" if task.steps >= config.budget.steps else ": TOO FEW; give more data, fewer steps, or task.epochs=repeat"
-        )
+        short = "" if task.steps >= budget.steps else ": TOO FEW; give more data, fewer steps, or task.epochs=repeat"
         print_text(f"data {config.task.source} holds {task.steps:,} steps{short}")
     schedule = config.schedule
     print_text(f"schedule warmup {schedule.warmup}, decay {schedule.decay} of {schedule.steps} steps")
