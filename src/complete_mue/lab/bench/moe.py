@@ -30,12 +30,10 @@ from complete_mue.errors import KernelError, first_line, one_of
 from complete_mue.lab.bench import sonic_tune
 from complete_mue.lab.bench.moe_records import DENSE, DENSE_COMPILED, WHOLE_LAYERS, BenchResult, BenchRow, check_names
 from complete_mue.lab.bench.profiler import kernel_times, machine
-from complete_mue.lab.kernels.dispatch import KERNELS, KernelInfo, kernel_module, list_kernels, unavailable
+from complete_mue.lab.kernels.dispatch import KERNELS, kernel_module, unavailable
 from complete_mue.lab.nn.feed_forward import FeedForward
 from complete_mue.layout import FeedForward as FeedForwardSpec
 from complete_mue.layout.numbers import count
-
-__all__ = ["BenchResult", "BenchRow", "Case", "KernelInfo", "cases", "list_kernels", "run"]
 
 _WARM_UP = 2
 _GIB = 2.0**30
