@@ -228,11 +228,7 @@ def _progress() -> Iterator[tuple[Callable[[str], Callable[[int, int], None]], C
             for earlier in bar.task_ids:
                 bar.remove_task(earlier)
             task = bar.add_task(what, total=None)
-
-            def tick(done: int, total: int) -> None:
-                bar.update(task, completed=done, total=total)
-
-            return tick
+            return lambda done, total: bar.update(task, completed=done, total=total)
 
         yield progress, notes.print
 

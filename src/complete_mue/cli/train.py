@@ -6,7 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -132,24 +132,18 @@ def _progress(config: Any, *, shown: bool) -> Iterator[tuple[Callable[[dict[str,
     from rich.live import Live
 
     steps = config.budget.steps
+    if not shown:
+        yield (
+            lambda line: _say(f"step {line['step'] + 1}/{steps}  {_facts(line)}"),
+            lambda text: _say(f"warning: {text}"),
+        )
+        return
     notes = console(stderr=True, soft_wrap=True)
-    live = Live(_live(config.name, 0, steps), console=notes, refresh_per_second=4) if shown else nullcontext()
-    with live as view:
-
-        def report(line: dict[str, Any]) -> None:
-            step, facts = line["step"] + 1, _facts(line)
-            if view is None:
-                _say(f"step {step}/{steps}  {facts}")
-            else:
-                view.update(_live(config.name, step, steps, facts))
-
-        def said(text: str) -> None:
-            if view is None:
-                _say(f"warning: {text}")
-            else:
-                notes.print(f"warning: {text}")
-
-        yield report, said
+    with Live(_live(config.name, 0, steps), console=notes, refresh_per_second=4) as view:
+        yield (
+            lambda line: view.update(_live(config.name, line["step"] + 1, steps, _facts(line))),
+            lambda text: notes.print(f"warning: {text}"),
+        )
 
 
 def _say(text: str) -> None:
