@@ -104,7 +104,7 @@ def log_axis(
     """Ticks at the values themselves, from the middle one outwards, as far as there is room for their labels; the axis
     spans ``reach`` as well."""
     found = sorted(set(values))
-    low, high = min(found[0], *reach, found[0]), max(found[-1], *reach, found[-1])
+    low, high = min([found[0], *reach]), max([found[-1], *reach])
     pad = (high / low) ** 0.06 if high > low else 1.4
     middle, kept = found[len(found) // 2], list[float]()
     for value in sorted(found, key=lambda v: abs(math.log(v / middle))):

@@ -72,6 +72,12 @@ def nearest(given: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
+def first_line(problem: BaseException, most: int) -> str:
+    """An error's kind and the first line of what it says, at most so many characters."""
+    lines = str(problem).strip().splitlines() or [""]
+    return f"{type(problem).__name__}: {lines[0]}"[:most]
+
+
 def one_of(name: str, given: object, allowed: Collection[str], error: type[MueError]) -> None:
     """Refuse a word that is not among those allowed."""
     if given not in allowed:

@@ -50,10 +50,10 @@ def test_executors_by_name(launch: Launch, gpu: bool, kind: type, free: int) -> 
     assert executor.free() == free
 
 
-@pytest.mark.parametrize(("launch", "names"), [(Launch("procesess"), "processes"), (Launch(address="a:1"), "a:1")])
-def test_what_does_not_fit_is_refused(launch: Launch, names: str) -> None:
+@pytest.mark.parametrize(("asked", "names"), [({"executor": "procesess"}, "processes"), ({"address": "a:1"}, "a:1")])
+def test_what_does_not_fit_is_refused(asked: dict[str, str], names: str) -> None:
     with pytest.raises(RunError, match=names):
-        launch.pick_executor(gpu=False)
+        Launch(**asked)
 
 
 @pytest.mark.parametrize(

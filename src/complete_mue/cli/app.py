@@ -59,11 +59,11 @@ def warn(text: str) -> None:
     print(f"warning: {text}", file=sys.stderr)
 
 
-def console(*, stderr: bool = False) -> Console:
+def console(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
     """Prints text as it is, and tables."""
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False, markup=False)
+    return Console(stderr=stderr, highlight=False, markup=False, soft_wrap=soft_wrap)
 
 
 def print_text(text: str) -> None:

@@ -67,15 +67,14 @@ def bench_moe_command(
     Example:  mue bench moe --device cpu --figure width --repeats 5
     """
     need_torch("mue bench")
-    from complete_mue.lab.bench.moe_records import check_names
+    from complete_mue.lab.bench.moe_records import BenchResult, check_names
 
     check_names(figure or (), device)  # refused before torch is loaded
     if resume and out is None:
         raise RunError("--resume continues what OUT holds: give --out", field="out", remedy="give --out")
-    from complete_mue.lab.bench.moe import BenchResult, list_kernels, run
-    from complete_mue.lab.sweep.gpu_turn import alone
-
     if list_:
+        from complete_mue.lab.kernels import list_kernels
+
         kernels = list_kernels()
         if json:
             print(jsonlib.dumps([vars(info) for info in kernels], indent=2))
@@ -89,6 +88,9 @@ def bench_moe_command(
     if draw:
         result = BenchResult.read(draw)
     else:
+        from complete_mue.lab.bench.moe import run
+        from complete_mue.lab.sweep.gpu_turn import alone
+
         keep = (lambda so_far: so_far.write(out)) if out else (lambda so_far: None)
         known = BenchResult.read(out) if resume and out and (out / "moe.json").exists() else None
         limit = math.inf if seconds is None else seconds

@@ -192,10 +192,9 @@ def _answer(run: Path, requests: Path, out: Path | None, opened: Opened, progres
 
 def _held_out(run: Path, out: Path | None, opened: Opened, progress: Any) -> Any:
     from complete_mue.lab.evals.held_out import held_out_loss
-    from complete_mue.lab.train.config import read_config
 
     folder, (scorer, model) = _place(out, run), opened(run)
-    found = held_out_loss(read_config(run / "config.json"), scorer, model["step"], progress("held-out text"))
+    found = held_out_loss(need_run(run), scorer, model["step"], progress("held-out text"))
     make_folder(folder)
     write_json(folder / "held_out.json", {"model": model, **found.to_dict()})
     return found
@@ -229,11 +228,7 @@ def _progress() -> Iterator[tuple[Callable[[str], Callable[[int, int], None]], C
             for earlier in bar.task_ids:
                 bar.remove_task(earlier)
             task = bar.add_task(what, total=None)
-
-            def tick(done: int, total: int) -> None:
-                bar.update(task, completed=done, total=total)
-
-            return tick
+            return lambda done, total: bar.update(task, completed=done, total=total)
 
         yield progress, notes.print
 

@@ -238,18 +238,14 @@ def _launch(
     from complete_mue.lab.sweep.known import Known
     from complete_mue.lab.sweep.launch import Launch
 
-    launch = Launch(executor, workers, address, replicas, Known(known or (), trusted=trust))
-    launch.check()
-    return launch
+    return Launch(executor, workers, address, replicas, Known(known or (), trusted=trust))
 
 
 def _run(launch: Launch, sweep: Sweep, folder: Path, **options: Any) -> list[str]:
     from complete_mue.lab.sweep.launch import as_typed
 
     with shown(sweep.title) as show:
-        return launch.run(
-            sweep, folder, command=as_typed(sys.argv[1:]), show=show, warn=warn, **options,
-        )  # fmt: skip
+        return launch.run(sweep, folder, command=as_typed(sys.argv[1:]), show=show, warn=warn, **options)
 
 
 def run_whole(launch: Launch, sweep: Sweep, folder: Path) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from complete_mue.cli.app import console
+
 if TYPE_CHECKING:
     from complete_mue.lab.sweep.run import Status
 
@@ -15,13 +17,12 @@ if TYPE_CHECKING:
 @contextmanager
 def shown(title: str) -> Iterator[Callable[[Status], None]]:
     """The title, a line per running group and one for the whole; without a terminal, the last every ten seconds."""
-    from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
-    console = Console(stderr=True, highlight=False)
-    if console.is_terminal:
-        with Live(console=console, refresh_per_second=4, transient=True) as view:
+    notes = console(stderr=True)
+    if notes.is_terminal:
+        with Live(console=notes, refresh_per_second=4, transient=True) as view:
             yield lambda status: view.update(
                 Text("\n".join((title, *_lines(status))), no_wrap=True, overflow="ellipsis")
             )
@@ -51,10 +52,9 @@ def _lines(status: Status) -> list[str]:
     return [*lines, "  ".join(facts)]
 
 
-def bar(share: float, width: int = 10) -> str:
-    """What is done, in blocks."""
-    full = round(share * width)
-    return "█" * full + "░" * (width - full)
+def bar(share: float) -> str:
+    """What is done, in ten blocks."""
+    return f"{'█' * round(share * 10):░<10}"
 
 
 def clock(seconds: float) -> str:

@@ -16,7 +16,7 @@ from complete_mue.export import EXPORTS
 from complete_mue.export import export as export_plan
 from complete_mue.layout import FeedForward, ModelShape, read_reference
 from complete_mue.layout.shape import ATTENTION_MATRICES
-from complete_mue.plan import Plan, transfer
+from complete_mue.plan import transfer
 from complete_mue.plan.plan import Betas
 from complete_mue.rules import CATALOG, DEFAULT_RULES, Rules
 from complete_mue.rules.catalog import Duration, Reading
@@ -110,7 +110,8 @@ def plan_command(
     elif format == "csv":
         print(plan.to_csv(), end="")
     else:
-        _print_table(plan)
+        terminal = console()
+        terminal.print(plan) if terminal.is_terminal else print(plan)  # 100 columns where there is no terminal
         if loaded:
             print_text(f"load: {loaded}")
 
@@ -139,15 +140,6 @@ def _read_load(path: Path, shape: ModelShape) -> list[float]:
     if bad or not 0 < total < math.inf:
         raise FileError(f"--load {path}: {bad[0] if bad else 'all'} is no load: give tokens or shares, at least 0")
     return [number * shape.main.active / total for number in numbers]
-
-
-def _print_table(plan: Plan) -> None:
-    """Fit the terminal, 100 columns where there is none."""
-    terminal = console()
-    if not terminal.is_terminal:
-        print(plan)
-    else:
-        terminal.print(plan)
 
 
 @app.command("layout")

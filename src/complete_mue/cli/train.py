@@ -6,13 +6,13 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from complete_mue.cli.app import app, need_run, need_torch, print_text, warn
+from complete_mue.cli.app import app, console, need_run, need_torch, print_text, warn
 from complete_mue.cli.sweep_progress import bar, clock
 from complete_mue.errors import RunError
 
@@ -108,9 +108,8 @@ def _dry_run(config: Any) -> None:
     if task.warning:
         warn(task.warning)
     parameters = sum(p.numel() for p in task.model.parameters())
-    cost = Cost.of(config, task)
-    total = cost.flops_per_token * config.budget.tokens
-    budget = config.budget
+    cost, budget = Cost.of(config, task), config.budget
+    total = cost.flops_per_token * budget.tokens
     print_text(f"{config.name}: {parameters:,} parameters, {budget.tokens:,} tokens in {budget.steps:,} steps")
     copies = " and the experts' bfloat16 copies" if cost.state_bytes > 16 * parameters else ""
     rows = config.rows // config.accumulate
@@ -120,9 +119,7 @@ def _dry_run(config: Any) -> None:
     )
     print_text(f"compute {cost.flops_per_token:.3g} FLOP per token, {total:.3g} FLOP in all")
     if task.steps is not None:
-        short = (
-            "" if task.steps >= config.budget.steps else ": TOO FEW; give more data, fewer steps, or task.epochs=repeat"
-        )
+        short = "" if task.steps >= budget.steps else ": TOO FEW; give more data, fewer steps, or task.epochs=repeat"
         print_text(f"data {config.task.source} holds {task.steps:,} steps{short}")
     schedule = config.schedule
     print_text(f"schedule warmup {schedule.warmup}, decay {schedule.decay} of {schedule.steps} steps")
@@ -132,28 +129,21 @@ def _dry_run(config: Any) -> None:
 @contextmanager
 def _progress(config: Any, *, shown: bool) -> Iterator[tuple[Callable[[dict[str, Any]], None], Callable[[str], None]]]:
     """A bar with loss, time left, tokens per second and utilisation; a line per report where it is not shown."""
-    from rich.console import Console
     from rich.live import Live
 
     steps = config.budget.steps
-    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-    live = Live(_live(config.name, 0, steps), console=console, refresh_per_second=4) if shown else nullcontext()
-    with live as view:
-
-        def report(line: dict[str, Any]) -> None:
-            step, facts = line["step"] + 1, _facts(line)
-            if view is None:
-                _say(f"step {step}/{steps}  {facts}")
-            else:
-                view.update(_live(config.name, step, steps, facts))
-
-        def said(text: str) -> None:
-            if view is None:
-                _say(f"warning: {text}")
-            else:
-                console.print(f"warning: {text}")
-
-        yield report, said
+    if not shown:
+        yield (
+            lambda line: _say(f"step {line['step'] + 1}/{steps}  {_facts(line)}"),
+            lambda text: _say(f"warning: {text}"),
+        )
+        return
+    notes = console(stderr=True, soft_wrap=True)
+    with Live(_live(config.name, 0, steps), console=notes, refresh_per_second=4) as view:
+        yield (
+            lambda line: view.update(_live(config.name, line["step"] + 1, steps, _facts(line))),
+            lambda text: notes.print(f"warning: {text}"),
+        )
 
 
 def _say(text: str) -> None:

@@ -26,16 +26,14 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
-from complete_mue.errors import KernelError, one_of
+from complete_mue.errors import KernelError, first_line, one_of
 from complete_mue.lab.bench import sonic_tune
 from complete_mue.lab.bench.moe_records import DENSE, DENSE_COMPILED, WHOLE_LAYERS, BenchResult, BenchRow, check_names
 from complete_mue.lab.bench.profiler import kernel_times, machine
-from complete_mue.lab.kernels.dispatch import KERNELS, KernelInfo, kernel_module, list_kernels, unavailable
+from complete_mue.lab.kernels.dispatch import KERNELS, kernel_module, unavailable
 from complete_mue.lab.nn.feed_forward import FeedForward
 from complete_mue.layout import FeedForward as FeedForwardSpec
 from complete_mue.layout.numbers import count
-
-__all__ = ["BenchResult", "BenchRow", "Case", "KernelInfo", "cases", "list_kernels", "run"]
 
 _WARM_UP = 2
 _GIB = 2.0**30
@@ -294,7 +292,7 @@ def _run_case(
     try:
         inputs = _Inputs.draw(case, device)
     except RuntimeError as problem:
-        return [BenchRow(case.figure, name, *shape, error=_short(problem)) for name in kernels]
+        return [BenchRow(case.figure, name, *shape, error=first_line(problem, 200)) for name in kernels]
     makers: list[tuple[str, Callable[[], _Candidate]]] = [
         (label, partial(_dense_candidate, case, inputs, label, blocks))
         for label in ((DENSE_COMPILED,) if case.whole_layer else (DENSE, DENSE_COMPILED))
@@ -315,7 +313,7 @@ def _run_case(
             candidate = maker()
             ready[label] = candidate, _warm_up(candidate, device)
         except Exception as problem:
-            rows.append(BenchRow(case.figure, label, *shape, error=_short(problem)))
+            rows.append(BenchRow(case.figure, label, *shape, error=first_line(problem, 200)))
             _free()
     times: dict[str, list[float]] = {label: [] for label in ready}
     failed: dict[str, str] = {}
@@ -324,15 +322,14 @@ def _run_case(
             try:
                 times[label].append(_milliseconds(ready[label][0].step, device))
             except Exception as problem:
-                failed[label] = _short(problem)
+                failed[label] = first_line(problem, 200)
     for label, (candidate, peak) in ready.items():
         if label in failed:
             rows.append(BenchRow(case.figure, label, *shape, error=failed[label]))
             continue
         summary = (statistics.median(times[label]), min(times[label]), max(times[label]))
         profile = kernel_times(candidate.step, device) if profiled else None
-        row = BenchRow(case.figure, label, *shape, *summary, peak, note=candidate.note(), kernels=profile)
-        rows.append(row)
+        rows.append(BenchRow(case.figure, label, *shape, *summary, peak, note=candidate.note(), kernels=profile))
     return rows
 
 
@@ -379,9 +376,3 @@ def _free() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def _short(problem: BaseException) -> str:
-    """The first line of an error, so that a row stays a row."""
-    text = str(problem).strip().splitlines() or [""]
-    return f"{type(problem).__name__}: {text[0]}"[:200]

@@ -7,6 +7,7 @@ even where the machine's speed drifts.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,17 +132,14 @@ class BenchResult:
         times = ("ms", "/ dense", *(["reference /"] if with_reference else []), "peak GiB")
         says = FIGURES[figure][1] if figure in FIGURES else ""
         table = terminal_table(("E", "k", "h", "kernel", *times), ("kernel",), f"{figure}: {says}")
-        previous = None
-        for row in rows:
-            first = row.shape != previous
-            if first and previous is not None:
-                table.add_section()
-            previous = row.shape
-            shape = [str(row.experts), str(row.active), str(row.expert_width)] if first else [""] * 3
-            slower = self.ratio(row, REFERENCE)
-            cells = [number(row.ms, ".2f"), number(self.ratio(row), ".2f")]
-            cells += [number(1 / slower if slower else None, ".2f")] if with_reference else []
-            table.add_row(*shape, row.kernel, *cells, row.error or number(row.peak_gib, ".1f"))
+        for _, alike in itertools.groupby(rows, key=lambda row: row.shape):
+            table.add_section()
+            for place, row in enumerate(alike):
+                shape = [""] * 3 if place else [str(row.experts), str(row.active), str(row.expert_width)]
+                slower = self.ratio(row, REFERENCE)
+                cells = [number(row.ms, ".2f"), number(self.ratio(row), ".2f")]
+                cells += [number(1 / slower if slower else None, ".2f")] if with_reference else []
+                table.add_row(*shape, row.kernel, *cells, row.error or number(row.peak_gib, ".1f"))
         return table
 
     def plot(self, path: str | Path) -> Path:

@@ -19,8 +19,7 @@ def machine(device: torch.device, threads: int | None = None) -> dict[str, str]:
     """The device's name (on CPU with its threads) and torch's version, for tables and records."""
     if device.type == "cuda":
         return {"device": torch.cuda.get_device_name(device), "torch": f"torch {torch.__version__}"}
-    threads = threads or torch.get_num_threads()
-    on = counted(threads, "thread")
+    on = counted(threads or torch.get_num_threads(), "thread")
     return {"device": f"{platform.machine()} CPU, {on}", "torch": f"torch {torch.__version__}"}
 
 

@@ -26,10 +26,6 @@ class Tally:
     main: bool  # by the rule set of the reference, ours
     curves: tuple[Curve, ...]
 
-    def having(self, *statuses: str) -> tuple[Curve, ...]:
-        """The curves with one of these verdicts."""
-        return tuple(curve for curve in self.curves if curve.status in statuses)
-
 
 def tallies(summaries: Sequence[Summary]) -> tuple[Tally, ...]:
     """Sweep by sweep, hyperparameter by hyperparameter, the main rule set first."""
@@ -55,9 +51,11 @@ def overview_table(found: Sequence[Tally]) -> Table:
     for tally in found:
         if not any(curve.scanned for curve in tally.curves):
             continue
-        counts = [len(tally.having(status)) for status in ("missed", "open", "unclear", "unfinished")]
+        status = [curve.status for curve in tally.curves]
+        counts = [status.count(name) for name in ("missed", "open", "unclear", "unfinished")]
         drifted, costly = worst_drift(tally.curves), worst_regret(tally.curves)
-        held, flat = len(tally.having("held", "flat")), len(tally.having("flat"))
+        flat = status.count("flat")
+        held = status.count("held") + flat
         texts = (
             tally.summary.title, label(tally.hyper), tally.rules,
             f"{held} of {len(tally.curves)}" + (f" ({flat} flat)" if flat else ""),

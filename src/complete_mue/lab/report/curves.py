@@ -127,13 +127,11 @@ def fit_curve(
     hyper: str, rules: str, target: str, transferred: float, points: Sequence[ValuePoint], scan: Noise | None = None
 ) -> Curve:
     """The curve through the points. ``scan`` is the noise of the scan's curves together."""
-    here = next((point for point in points if close(point.value, transferred)), None)
-    curve = Curve(
-        hyper, rules, target, transferred, tuple(points),
-        spread=here.std if here and not here.diverged else None,
-        transferred_diverged=here.diverged if here else False,
-    )  # fmt: skip
-    runs = _runs(points)
+    curve = Curve(hyper, rules, target, transferred, tuple(points))
+    here, runs = curve.at_transferred, _runs(points)
+    if here is not None:
+        spread = None if here.diverged else here.std
+        curve = dataclasses.replace(curve, spread=spread, transferred_diverged=here.diverged)
     if runs is None:
         return curve
     own = noise_of(runs)

@@ -80,8 +80,10 @@ def write_article(found: Sequence[tuple[Summary, Path]], page: Path) -> list[Pat
     for chapter in made:
         for picture in shown(chapter.summary):
             written.append(write_svg(picture, folder / f"{chapter.stem}-{picture.key}.svg", _COLUMNS))
-    write_text(page, with_generated(before, page, article(made, page)))
-    for name in re.findall(rf"\]\({re.escape(folder.name)}/([^)/]+\.(?:png|svg))\)", generated(before, page) or ""):
+    old = generated(before, page) or ""
+    new = f"\n{article(made, page)}"
+    write_text(page, before.replace(f"{begin(page)}{old}{END}", f"{begin(page)}{new}{END}", 1))
+    for name in re.findall(rf"\]\({re.escape(folder.name)}/([^)/]+\.(?:png|svg))\)", old):
         if folder / name not in written:
             (folder / name).unlink(missing_ok=True)
     return [page, *written]
@@ -108,12 +110,6 @@ def generated(text: str, page: Path) -> str | None:
     _, first, rest = text.partition(begin(page))
     inner, last, _ = rest.partition(END)
     return inner if first and last else None
-
-
-def with_generated(text: str, page: Path, inner: str) -> str:
-    """The page's text with the part between the markers replaced."""
-    head, first, rest = text.partition(begin(page))
-    return f"{head}{first}\n{inner}{END}{rest.partition(END)[2]}"
 
 
 def shown(summary: Summary) -> tuple[Picture, ...]:

@@ -10,17 +10,18 @@ from complete_mue.chart import Dot, Drawn, Panel, Picture, linear_axis, log_axis
 from complete_mue.lab.report.curves import Curve
 from complete_mue.lab.report.labels import TASKS, label, with_unit
 from complete_mue.lab.report.roles import changes, condition
+from complete_mue.lab.report.speedup import Speedup
 from complete_mue.lab.report.summary import Scan, Summary, TransferredRun
 from complete_mue.tabular import counted, short_count
 
 
 def pictures(summary: Summary) -> tuple[Picture, ...]:
     """Every picture that the sweep's records allow."""
-    drawn = [_power_picture(summary), _roles_picture(summary)] if summary.probe else []
-    if not summary.probe:
-        drawn += [_scan_picture(summary, scan) for scan in summary.scans]
-        drawn += [_scaling_picture(summary)] if summary.scaling else []
-        drawn += [_speedup_picture(summary), _first_steps_picture(summary)]
+    if summary.probe:
+        drawn = [_power_picture(summary), _roles_picture(summary)]
+    else:
+        scans = [_scan_picture(summary, scan) for scan in summary.scans]
+        drawn = [*scans, _scaling_picture(summary), _speedup_picture(summary), _first_steps_picture(summary)]
     where = f"{summary.title}, {TASKS.get(summary.task, summary.task)}, scale {summary.scale}"
     return tuple(dataclasses.replace(picture, where=where) for picture in drawn if picture is not None)
 
@@ -194,7 +195,7 @@ def style_of(summary: Summary, target: str) -> int:
 def _scaling_picture(summary: Summary) -> Picture | None:
     """Loss along each of the figure's axes; where its targets lie on none, against their size."""
     runs = [run for run in summary.runs if run.loss is not None and not run.diverged]
-    if not runs:
+    if not summary.scaling or not runs:
         return None
     places = [place for target in summary.targets for place in target.places]
     caption = f"Every layout trained with the values tuned on {summary.reference}; "
@@ -245,11 +246,11 @@ def _sized_dot(summary: Summary, run: TransferredRun, rules: str, x: float) -> D
 
 
 def _speedup_picture(summary: Summary) -> Picture | None:
-    runs = [run for run in summary.runs if run.speedup is not None]
-    if not runs:
+    known = [(run, run.speedup) for run in summary.runs if run.speedup is not None]
+    if not known:
         return None
-    levels = [loss for run in runs if run.speedup for loss in run.speedup.loss]
-    ratios = [ratio for run in runs if run.speedup for ratio in run.speedup.ratio]
+    levels = [loss for _, found in known for loss in found.loss]
+    ratios = [ratio for _, found in known for ratio in found.ratio]
     x = linear_axis(with_unit("loss reached", summary.unit), levels)
     return Picture(
         key="speedup",
@@ -258,16 +259,14 @@ def _speedup_picture(summary: Summary) -> Picture | None:
         "in the stable phase of the schedule, by the mean over seeds. Above one, the layout learns faster.",
         y=linear_axis("speedup", [*ratios, 1.0]),
         panels=tuple(
-            Panel(rules, x, tuple(_speedup_line(summary, run) for run in runs if run.rules == rules))
-            for rules in dict.fromkeys(run.rules for run in runs)
+            Panel(rules, x, tuple(_speedup_line(summary, run, found) for run, found in known if run.rules == rules))
+            for rules in dict.fromkeys(run.rules for run, _ in known)
         ),
         level=1.0,
     )
 
 
-def _speedup_line(summary: Summary, run: TransferredRun) -> Drawn:
-    found = run.speedup
-    assert found is not None
+def _speedup_line(summary: Summary, run: TransferredRun, found: Speedup) -> Drawn:
     dots = tuple(
         Dot(loss, ratio, f"{run.target}: {ratio:.2f} times as fast to loss {loss:.3f}")
         for loss, ratio in zip(found.loss, found.ratio, strict=True)

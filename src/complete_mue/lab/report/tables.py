@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from complete_mue.lab.report.curves import Curve
+from complete_mue.lab.report.estimator import Optimum
 from complete_mue.lab.report.labels import label, with_unit
 from complete_mue.lab.report.summary import Scan, Summary
 from complete_mue.tabular import escaped, markdown_table, short_count, terminal_table
@@ -75,7 +76,7 @@ def _curves_table(
     for place, curve in enumerate(scan.curves):
         rules = "" if curve.target == summary.reference else curve.rules
         best = curve.optimum
-        optimum = f"{_bound(curve)}{best.value:.3g}" if best else "–"
+        optimum = f"{bound(best)}{best.value:.3g}" if best else "–"
         numbers = (optimum, drift(curve), regret(curve), *(column[place] for column in more.values()))
         short = curve.verdict + (f", diverges {best.diverges}" if best and best.diverges else "")
         verdict = f"{short}: {curve.why}" if curve.why else short
@@ -125,19 +126,19 @@ def number(value: float | None, form: str, error: float | None = None) -> str:
     return format(value, form) + ("" if error is None else f" ± {format(error, form.lstrip('+'))}")
 
 
-def _bound(curve: Curve) -> str:
+def bound(optimum: Optimum | None) -> str:
     """The sign before what an open edge makes a bound."""
-    return {"low": "≤ ", "high": "≥ "}.get(curve.optimum.open or "", "") if curve.optimum else ""
+    return {"low": "≤ ", "high": "≥ "}.get(optimum.open or "", "") if optimum else ""
 
 
 def drift(curve: Curve) -> str:
     """Drift with its error."""
-    return ("" if curve.drift is None else _bound(curve)) + number(curve.drift, "+.2f", curve.drift_error)
+    return ("" if curve.drift is None else bound(curve.optimum)) + number(curve.drift, "+.2f", curve.drift_error)
 
 
 def regret(curve: Curve) -> str:
     """Regret with its error; beside an open edge it is at least that."""
-    least = "≥ " if _bound(curve) and curve.regret is not None else ""
+    least = "≥ " if bound(curve.optimum) and curve.regret is not None else ""
     return least + number(curve.regret, ".4f", curve.regret_error)
 
 

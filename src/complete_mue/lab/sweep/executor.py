@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
+from complete_mue.errors import first_line
 from complete_mue.lab.records import Outcome
 from complete_mue.lab.train.config import RunConfig
 from complete_mue.layout.numbers import count
@@ -243,7 +244,7 @@ def _perform(job: Job, threads: int | None, tell: Callable[[Event], None]) -> No
 
 def performed(job: Job, threads: int | None, tell: Callable[[Advanced], None]) -> Finished | Failed:
     """What a job gave; its progress goes to ``tell``."""
-    from complete_mue.lab.sweep.worker import failure, work
+    from complete_mue.lab.sweep.worker import work
 
     def report(step: int, losses: Sequence[float]) -> None:
         tell(Advanced(job.number, step, tuple(losses)))
@@ -255,4 +256,4 @@ def performed(job: Job, threads: int | None, tell: Callable[[Advanced], None]) -
     except Exception as problem:
         if os.environ.get("MUE_TRACEBACK") and not isinstance(problem, OSError):
             traceback.print_exc()
-        return Failed(job.number, failure(problem))
+        return Failed(job.number, Outcome("failed", error=first_line(problem, 500)))

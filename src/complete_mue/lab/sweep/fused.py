@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -78,9 +79,7 @@ def train_fused(
     model = _bare_model(first, tasks[0], len(configs), device, dtype)
     optimizer = _prepare(model, configs)
     steps = first.budget.steps
-
-    def batches(steps: int) -> Iterator[Batch]:
-        return _placed_batches(tasks, whose, steps, dtype)
+    batches = partial(_placed_batches, tasks, whose, dtype)
 
     def meanwhile() -> None:
         try:
@@ -184,7 +183,7 @@ def _draw(parameter: Tensor, replicas: list[Bound], seeds: list[int]) -> None:
         weights.copy_(drawn[key])
 
 
-def _placed_batches(tasks: list[Task], whose: Tensor, steps: int, dtype: torch.dtype) -> Iterator[Batch]:
+def _placed_batches(tasks: list[Task], whose: Tensor, dtype: torch.dtype, steps: int) -> Iterator[Batch]:
     """Every step's batch on the device: [rows, ...] where replicas share it, else [K, rows, ...].
 
     There is one task per seed, and ``whose`` [K] says which is a replica's: a batch is made once per seed.
@@ -264,10 +263,9 @@ def _results(history: Tensor, steps: int, routings: list[Routing]) -> list[Fused
         variations = torch.stack([routing.load_variation for routing in routings]).mean(0).tolist()
     for losses, uneven in zip(history.T.double().tolist(), variations, strict=True):
         broken = next((step for step, loss in enumerate(losses) if not math.isfinite(loss)), None)
-        kept = tuple(losses if broken is None else losses[:broken])
-        window = kept[steps - last_window(steps) :]
         if broken is None:
-            results.append(FusedResult(kept, sum(window) / len(window), None, uneven))
+            window = losses[steps - last_window(steps) :]
+            results.append(FusedResult(tuple(losses), sum(window) / len(window), None, uneven))
         else:
-            results.append(FusedResult(kept, None, broken, None))
+            results.append(FusedResult(tuple(losses[:broken]), None, broken))
     return results

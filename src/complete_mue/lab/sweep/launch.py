@@ -44,12 +44,16 @@ class Launch:
     replicas: int | None = None
     known: Known = field(default_factory=Known)
 
+    def __post_init__(self) -> None:
+        one_of("executor", self.executor, EXECUTORS, RunError)
+        if self.address and self.executor != "ray":
+            raise RunError(f"--address {self.address!r} without --executor ray: an address is a Ray cluster's")
+
     def run(
         self, sweep: Sweep, folder: Path, *, command: str, show: Show, warn: Callable[[str], None],
         request: dict[str, Any] | None = None, retry_failed: bool = False,
     ) -> list[str]:  # fmt: skip
         """Train what ``folder`` has no record of; the ids of all points, failed ones too."""
-        self.check()
         sweep = pinned_sweep(sweep)
         config = sweep.reference.config
         with ExitStack() as stack:
@@ -88,18 +92,11 @@ class Launch:
 
     def pick_executor(self, ahead: Sequence[Worker] = (), *, gpu: bool) -> Executor:
         """The executor of this name; ``ahead`` are workers that run already."""
-        self.check()
         if self.executor == "ray":
             return RayCluster(self.address, gpu=gpu)
         if self.executor == "here":
             return Here()
         return Processes(self.workers or (_ON_GPU if gpu else cores()), ahead)
-
-    def check(self) -> None:
-        """Refuse what cannot be started."""
-        one_of("executor", self.executor, EXECUTORS, RunError)
-        if self.address and self.executor != "ray":
-            raise RunError(f"--address {self.address!r} without --executor ray: an address is a Ray cluster's")
 
 
 def as_typed(words: Sequence[str]) -> str:

@@ -27,6 +27,7 @@ from complete_mue.lab.models.check_setup import language_model_setup
 from complete_mue.lab.report.html_page import figure_html, page_html, verdict_html
 from complete_mue.lab.report.pictures import pictures
 from complete_mue.lab.report.summary import Summary, summarize
+from complete_mue.lab.report.tables import bound
 from complete_mue.lab.report.verdict import Line
 from complete_mue.lab.sweep.grid import REFERENCE_RULES
 from complete_mue.lab.sweep.quickstart import COST_LIMIT, DRIFT_LIMIT, OURS, RIVAL, Found, found_by, worst_along
@@ -78,7 +79,7 @@ def sizes() -> Part:
         f"Held: no role's size or change grows or falls faster than the axis to the power {TOLERANCE:g}.",
         ("axis", "rules", "role", "", "change", "verdict"),
         tuple(rows),
-        tuple(_axes_line(rules, {axis: by[rules] for axis, by in held.items()}) for rules in found),
+        _axes_lines(held),
         _sizes_picture(found),
         held,
     )
@@ -115,17 +116,12 @@ def _sizes_picture(found: dict[str, CheckResult]) -> Picture:
 
 
 def _size_lines(axis: AxisCheck, styles: dict[str, int]) -> tuple[Drawn, ...]:
-    return tuple(
-        Drawn(
-            role.role,
-            styles[role.role],
-            tuple(
-                Dot(x, y, f"{role.role}, {axis.axis} {x:g}: x{y:.2f}")
-                for x, y in zip(axis.xs, _relative(role), strict=True)
-            ),
-        )
-        for role in axis.roles
-    )
+    lines = []
+    for role in axis.roles:
+        places = zip(axis.xs, _relative(role), strict=True)
+        dots = (Dot(x, y, f"{role.role}, {axis.axis} {x:g}: x{y:.2f}") for x, y in places)
+        lines.append(Drawn(role.role, styles[role.role], tuple(dots)))
+    return tuple(lines)
 
 
 # -- trained -------------------------------------------------------------------------------------------------------
@@ -135,12 +131,11 @@ def trained(summary: Summary) -> Part:
     """Where every model has its optimum, what the transferred value costs it, and the verdict along each axis."""
     every, worst = found_by(summary), worst_along(summary)
     held = {axis: {rules: found.held for rules, found in by.items()} for axis, by in worst.items()}
-    lines = [_axes_line(rules, {axis: by[rules] for axis, by in held.items()}) for rules in (OURS, RIVAL)]
-    lines += [
+    alike = (
         Line("note", f"Along {axis} models this small do not tell the two apart; the sizes above do.")
         for axis, by in held.items()
         if by[OURS] and by[RIVAL]
-    ]
+    )
     steps, seeds = summary.targets[0].steps, summary.progress.seeds
     return Part(
         "trained",
@@ -151,15 +146,14 @@ def trained(summary: Summary) -> Part:
         "against the best of the scan. An axis holds if all of its models do.",
         ("model", "rules", "octaves off", "cost", "loss", "verdict"),
         tuple(_found_row(found, found.target == summary.reference) for found in every),
-        tuple(lines),
+        (*_axes_lines(held), *alike),
         _trained_picture(summary, every),
         held,
     )
 
 
 def _found_row(found: Found, reference: bool) -> tuple[str, ...]:
-    bound = {"low": "≤ ", "high": "≥ "}.get(found.optimum.open or "" if found.optimum else "", "")
-    numbers = f"{bound}{found.drift:+.1f}", f"{found.cost:.3f}", f"{found.loss:.3f}"
+    numbers = f"{bound(found.optimum)}{found.drift:+.1f}", f"{found.cost:.3f}", f"{found.loss:.3f}"
     return found.target, "(tuned)" if reference else found.rules, *numbers, "" if reference else word(found.held)
 
 
@@ -231,12 +225,14 @@ def word(held: bool) -> str:
     return "held" if held else "missed"
 
 
-def _axes_line(rules: str, axes: dict[str, bool]) -> Line:
-    missed = [axis for axis, held in axes.items() if not held]
-    kept = [axis for axis, held in axes.items() if held]
-    said = [f"held along {', '.join(kept)}"] if kept else []
-    said += [f"missed along {', '.join(missed)}"] if missed else []
-    return Line("bad" if missed else "good", f"{rules}: {'; '.join(said)}.")
+def _axes_lines(axes: dict[str, dict[str, bool]]) -> tuple[Line, ...]:
+    """A sentence per rule set."""
+    lines = []
+    for rules in next(iter(axes.values())):
+        along = {word(held): [axis for axis, by in axes.items() if by[rules] == held] for held in (True, False)}
+        said = "; ".join(f"{verdict} along {', '.join(names)}" for verdict, names in along.items() if names)
+        lines.append(Line("bad" if along["missed"] else "good", f"{rules}: {said}."))
+    return tuple(lines)
 
 
 def spark(values: list[float]) -> str:

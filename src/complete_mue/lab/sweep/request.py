@@ -42,12 +42,12 @@ class SweepRequest:
     overrides: list[str] | None = None
 
     def __post_init__(self) -> None:
-        if self.from_file and (self.hypers or self.span or self.per_octave):
+        scan = self.hypers or self.span or self.per_octave
+        if scan and self.from_file:
             raise RunError(
                 f"{self.figure}: --hyper, --span, --octaves and --per-octave are for named figures; write [scan] there"
             )
-        fixed = self.figure in FIGURES and FIGURES[self.figure].fixed
-        if fixed and (self.hypers or self.span or self.per_octave):
+        if scan and self.figure in FIGURES and FIGURES[self.figure].fixed:
             raise RunError(
                 f"{self.figure} trains every layout at the reference's own values: leave out --hyper, --span, "
                 "--octaves and --per-octave"
@@ -108,10 +108,9 @@ class SweepRequest:
         return figure(self.figure, base, self.scale, **options)
 
 
-def settled(folder: str | Path, request: dict[str, Any], *, retry_failed: bool = False) -> list[str] | None:
+def settled(folder: Path, request: dict[str, Any], *, retry_failed: bool = False) -> list[str] | None:
     """The points of a sweep, if it is the one asked for, on the same data, and all are done; None if there is work to
     do."""
-    folder = Path(folder)
     if not (folder / SWEEP_FILE).exists():
         return None
     plan = read_sweep(folder).plan

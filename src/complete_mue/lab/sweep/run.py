@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,10 +119,7 @@ def run(
     sweep = pinned_sweep(sweep)
     enter(sweep, folder, command, request or {})
     ledger = Ledger(folder)
-
-    def take_known(points: Sequence[SweepPoint]) -> None:
-        known.take(ledger, points, retry_failed=retry_failed, warn=warn)
-
+    take_known = partial(known.take, ledger, retry_failed=retry_failed, warn=warn)
     runner = _Runner(sweep, ledger, take_known, executor, replicas, retry_failed, show)
     try:
         return runner.run()
@@ -230,19 +228,17 @@ class _Runner:
             ids = [point.id for point in group.points]
             self.take_known(group.points)
             mine = held.enter_context(self.ledger.claim(ids, retry_failed=self.retry_failed))
-            others = [point for point in group.points if point.id not in mine]
-            entered = self.ledger.done()
-            self.done += sum(point.id in entered for point in others)
+            others, entered = [point for point in group.points if point.id not in mine], self.ledger.done()
             busy = tuple(point for point in others if point.id not in entered)
+            self.done += len(others) - len(busy)
             if busy:
                 self.elsewhere.append(Group(busy))
             if not mine:
                 held.close()
                 continue
             points = tuple(point for point in group.points if point.id in mine)
-            started = Group(points, group.lost, held=held)
             self.jobs += 1
-            self.running[self.jobs] = started
+            self.running[self.jobs] = Group(points, group.lost, held=held)
             self.executor.start(Job(self.jobs, tuple(point.config for point in points)))
 
     def _take(self, event: Any) -> None:
@@ -254,8 +250,7 @@ class _Runner:
             if event.step > WARM_UP and group.pace is None:
                 group.pace = Pace(time.monotonic(), group.step)
                 self.pace = self.pace or Pace(group.pace.since, self._done())
-            finite = [loss for loss in event.losses if loss == loss]
-            group.best = min(finite, default=None)
+            group.best = min((loss for loss in event.losses if loss == loss), default=None)
             return
         del self.running[event.number]
         with group.held:

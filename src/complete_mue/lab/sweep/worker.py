@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 
 import torch
 from torch import Tensor
 
 from complete_mue.lab.records import LossCurve, Outcome
-from complete_mue.lab.sweep.fused import FusedResult, train_fused
+from complete_mue.lab.sweep.fused import FusedResult, Report, train_fused
 from complete_mue.lab.sweep.gpu_turn import Turn, lock_of
 from complete_mue.lab.train.config import RunConfig, pinned
 from complete_mue.lab.train.schedule import last_window
@@ -19,10 +19,8 @@ from complete_mue.lab.train.trainer import pick_device
 BINS = 100  # a record's loss curve is the mean over at most this many spans of steps
 FIRST = 100  # and its first losses one by one
 
-Progress = Callable[[int, list[float]], None]
 
-
-def work(configs: Sequence[RunConfig], *, threads: int | None = None, report: Progress) -> list[Outcome]:
+def work(configs: Sequence[RunConfig], *, threads: int | None = None, report: Report) -> list[Outcome]:
     """Train the configs in one program and describe what each gave."""
     if threads is not None:
         torch.set_num_threads(threads)
@@ -60,12 +58,6 @@ def _forget_programs(configs: Sequence[RunConfig]) -> None:
     if _compiled_for != [key]:
         torch.compiler.reset()
         _compiled_for[:] = [key]
-
-
-def failure(problem: BaseException) -> Outcome:
-    """The outcome of a point that could not run."""
-    lines = str(problem).strip().splitlines() or [""]
-    return Outcome("failed", error=f"{type(problem).__name__}: {lines[0]}"[:500])
 
 
 def _outcome(result: FusedResult, config: RunConfig, seconds: float, fused: int, data: str | None) -> Outcome:
