@@ -82,7 +82,11 @@ def prepare(
         if isinstance(chosen, JsonTokenizer) and chosen.dropout:
             meter.note(f"{chosen.name}: its BPE dropout of {chosen.dropout:g} is left out; tokens may not vary")
         if (out / MANIFEST).exists():
-            return _done(out, asked)
+            done = Manifest.read(out)
+            refuse_other_request(out, _asked(done.tokenizer, done.settings, done.sources), asked)
+            for split in done.splits:
+                done.check(out, split)
+            return done
         shards = _Run(out, chosen, info, readers, asked, workers, meter).finish()
         if not shards["train"]:
             names = ", ".join(reader.name for reader in readers[:3])
@@ -91,15 +95,6 @@ def prepare(
         manifest = Manifest(info, info.dtype, settings, splits, sources_now)
         TEXT.finish(out, asdict(manifest))
         return manifest
-
-
-def _done(out: Path, asked: dict[str, Any]) -> Manifest:
-    """A folder that is finished, if it is what is asked for."""
-    done = Manifest.read(out)
-    refuse_other_request(out, _asked(done.tokenizer, done.settings, done.sources), asked)
-    for split in done.splits:
-        done.check(out, split)
-    return done
 
 
 @dataclass
@@ -163,10 +158,7 @@ class _Run:
 
     def _progress(self) -> _Progress:
         """What an earlier call finished, without shards that are not whole any more and those after them."""
-        progress = TEXT.unfinished(_Progress, self.out)
-        if progress is None:
-            progress = _Progress(self.asked)
-            progress.write(self.out)
+        progress = TEXT.unfinished(_Progress(self.asked), self.out)
         if progress.documents:
             refuse_other_request(self.out, progress.asked, self.asked)
         elif progress.asked != self.asked:  # nothing would be lost: a first attempt that failed

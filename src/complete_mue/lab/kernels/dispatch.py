@@ -154,11 +154,6 @@ def list_kernels() -> list[KernelInfo]:
     return infos
 
 
-def kernel_module(name: str) -> ModuleType:
-    """The module of that kernel (``routed_experts``, ``unavailable``); optional ones are imported on first use."""
-    return KERNELS[name].load()
-
-
 def unavailable(name: str, x: Tensor, up: Tensor) -> str | None:
     """Why the kernel of that name cannot run on these tensors here, in one line; None when it can."""
     kernel = KERNELS[name]
