@@ -215,12 +215,13 @@ class _Run:
             yield done, parts
 
     def _documents(self) -> Iterator[bytes]:
-        """All documents, from the first; shows how far reading is."""
+        """All documents, from the first, without empty ones; shows how far reading is."""
         passed = 0
         for reader in self.readers:
-            for text in reader.documents():
-                self.meter.at(passed + reader.position)
-                yield text
+            for position, text in reader.texts():
+                if text:
+                    self.meter.at(passed + position)
+                    yield text
             passed += reader.size
 
 

@@ -119,7 +119,6 @@ class DiffusionTransformer(nn.Module):
         return text.masked_fill(mask, self.text_vocab if self.text_features is None else math.nan)
 
     def _shared(self, x: Tensor, t: Tensor, text: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        assert self.replicas is not None
         sizes = (2 + len(self.patch), 1, 2 if self.text_features is None else 3)
         return tuple(
             part.expand(self.replicas, *part.shape) if part.ndim == size else part

@@ -20,7 +20,6 @@ from torch import Tensor
 from complete_mue.errors import FileError, RunError
 from complete_mue.lab.data.tokenizers import END_OF_TEXT, JsonTokenizer, Tokenizer
 from complete_mue.lab.models.lm import LanguageModel
-from complete_mue.lab.models.residual_layer import Layer
 from complete_mue.lab.nn.attention import Attention
 from complete_mue.lab.nn.router_config import SHUFFLED
 from complete_mue.lab.train.config import TextTask
@@ -72,7 +71,6 @@ def folded_weights(model: LanguageModel) -> dict[str, Tensor]:
         for tensor in model.tensors()
     }
     for number, layer in enumerate(model.layers):
-        assert isinstance(layer, Layer)
         _sharpen(layer.attention, f"layers.{number}.attention", found)
         _part_experts(layer.feed_forward.spec, f"layers.{number}.feed_forward", found)
         if layer.feed_forward.selection_bias is not None:

@@ -51,7 +51,6 @@ def written_here(tensor: Tensor, rank: int) -> bool:
     if not isinstance(tensor, DTensor):
         return rank == 0
     place = tensor.device_mesh.get_coordinate()
-    assert place is not None
     copies = [at for at, placement in zip(place, tensor.placements, strict=True) if placement.is_replicate()]
     return not any(copies) and tensor.to_local().numel() > 0
 
