@@ -33,15 +33,10 @@ class Part:
     size: tuple[int, ...]
 
     @classmethod
-    def whole(cls, shape: tuple[int, ...]) -> Part:
-        """All of a tensor of that shape."""
-        return cls((0,) * len(shape), tuple(shape))
-
-    @classmethod
     def of(cls, tensor: Tensor) -> Part:
         """What this rank holds of a tensor."""
         if not isinstance(tensor, DTensor):
-            return cls.whole(tuple(tensor.shape))
+            return cls((0,) * tensor.ndim, tuple(tensor.shape))
         size, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
         return cls(tuple(offset), tuple(size))
 
