@@ -103,7 +103,7 @@ def test_kernel_equals_reference(kernel: str, shape: str, dtype: torch.dtype, to
     arguments = inputs(**SHAPES[shape], dtype=dtype)
     # The reference sees the same rounded numbers and computes with them exactly.
     exact = everything(plain_loop.routed_experts, [a.double() if a.is_floating_point() else a for a in arguments])
-    got = everything(dispatch.kernel_module(kernel).routed_experts, arguments)
+    got = everything(dispatch.KERNELS[kernel].load().routed_experts, arguments)
     assert_same({n: v.double() for n, v in got.items()}, exact, tolerance)
     assert got["y"].dtype == got["up"].dtype == dtype
 
@@ -169,7 +169,7 @@ def test_a_second_derivative_is_refused_rather_than_wrong() -> None:
 @pytest.mark.parametrize("kernel", ["grouped", "reference"])
 def test_the_same_bits_each_time(kernel: str) -> None:
     arguments = inputs(tokens=500, experts=8, active=3)
-    module = dispatch.kernel_module(kernel)
+    module = dispatch.KERNELS[kernel].load()
     first, second = (everything(module.routed_experts, arguments) for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in NAMES)
 

@@ -30,7 +30,7 @@ from complete_mue.errors import KernelError, first_line, one_of
 from complete_mue.lab.bench import sonic_tune
 from complete_mue.lab.bench.moe_records import DENSE, DENSE_COMPILED, WHOLE_LAYERS, BenchResult, BenchRow, check_names
 from complete_mue.lab.bench.profiler import kernel_times, machine
-from complete_mue.lab.kernels.dispatch import KERNELS, kernel_module, unavailable
+from complete_mue.lab.kernels.dispatch import KERNELS, unavailable
 from complete_mue.lab.nn.feed_forward import FeedForward
 from complete_mue.layout import FeedForward as FeedForwardSpec
 from complete_mue.layout.numbers import count
@@ -224,7 +224,7 @@ class _Candidate:
 
 def _candidates(inputs: _Inputs, name: str) -> Iterator[tuple[str, Callable[[], _Candidate]]]:
     """The rows of one kernel, by name, and how to make each; making one may fail, as any row may."""
-    module = kernel_module(name)
+    module = KERNELS[name].load()
 
     def candidate(function: Callable[..., Tensor]) -> _Candidate:
         weights = (inputs.up, inputs.down, inputs.weight)
@@ -239,7 +239,7 @@ def _candidates(inputs: _Inputs, name: str) -> Iterator[tuple[str, Callable[[], 
 def _layer_candidates(case: Case, inputs: _Inputs, name: str) -> Iterator[tuple[str, Callable[[], _Candidate]]]:
     """The same for whole layers: ours with the kernel of that name, as it is and compiled; or SonicMoE's own."""
     if name == "sonic":
-        module = kernel_module(name)
+        module = KERNELS[name].load()
 
         def peer() -> _Candidate:
             sonic_tune.all_tilings()

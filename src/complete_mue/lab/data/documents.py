@@ -60,25 +60,17 @@ class HubDataset:
             return loaded[self.split] if isinstance(loaded, library.DatasetDict) else loaded
 
 
-Texts = Iterator[tuple[int, bytes]]  # how far a source has been read, and a document
+Texts = Iterator[tuple[int, bytes]]  # how far a source has been read, and a text
 
 
-@dataclass
+@dataclass(frozen=True)
 class Reader:
-    """The documents of one source, with how far it has been read. ``size`` is in the same unit as ``position``."""
+    """The texts of one source, empty ones too, each with how far the source has been read by then, of its ``size``."""
 
     name: str
     size: int
     identity: dict[str, Any]  # what the manifest says about the source; its checksum decides whether two are the same
     texts: Callable[[], Texts]
-    position: int = 0
-
-    def documents(self) -> Iterator[bytes]:
-        """The documents, from the first; empty ones are left out."""
-        for position, text in self.texts():
-            self.position = position
-            if text:
-                yield text
 
 
 def _text(path: Path, separator: str | None) -> Texts:

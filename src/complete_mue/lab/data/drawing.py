@@ -41,6 +41,11 @@ def _distance(shape: int, x: Floats, y: Floats) -> Any:
     return np.maximum(across - 0.32, along - 0.95)
 
 
+def blank(grounds: NDArray[np.int64], size: int) -> NDArray[np.float32]:
+    """A canvas of each of these backgrounds: [rows, 3, size, size]."""
+    return np.broadcast_to(palette(BACKGROUNDS)[grounds][:, :, None, None], (len(grounds), 3, size, size)).copy()
+
+
 def draw(
     canvas: NDArray[np.float32],
     shapes: NDArray[np.int64],
@@ -63,6 +68,7 @@ def draw(
             canvas[rows] = under + inside * (colours[rows][:, :, None, None] - under)
 
 
-def article(word: str) -> str:
-    """The word with "a" or "an"."""
-    return f"{'an' if word[0] in 'aeiou' else 'a'} {word}"
+def in_words(colour: int, shape: int) -> str:
+    """``a red circle``."""
+    word = tuple(COLOURS)[colour]
+    return f"{'an' if word[0] in 'aeiou' else 'a'} {word} {SHAPES[shape]}"

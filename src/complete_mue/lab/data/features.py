@@ -251,10 +251,7 @@ class _Progress:
 
 def _finished(out: Path, asked: dict[str, Any]) -> list[FeatureShard]:
     """Shards of an earlier call, up to the first that is not whole."""
-    found = FEATURES.unfinished(_Progress, out)
-    if found is None:
-        write_json(out / PROGRESS, asdict(_Progress(asked, [])))
-        return []
+    found = FEATURES.unfinished(_Progress(asked, []), out)
     if found.shards:
         refuse_other_request(out, found.asked, asked)
     return list(takewhile(lambda shard: is_whole(out / shard.file, shard.bytes), found.shards))

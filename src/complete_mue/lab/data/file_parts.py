@@ -45,12 +45,11 @@ class OpenFiles:
         return b"".join(parts)
 
     def _handle(self, path: Path) -> int:
-        if path in self._open:
-            self._open.move_to_end(path)
-            return self._open[path]
-        self._open[path] = os.open(path, os.O_RDONLY)
-        if len(self._open) > _MOST:
-            os.close(self._open.popitem(last=False)[1])
+        if path not in self._open:
+            self._open[path] = os.open(path, os.O_RDONLY)
+            if len(self._open) > _MOST:
+                os.close(self._open.popitem(last=False)[1])
+        self._open.move_to_end(path)
         return self._open[path]
 
     def __del__(self) -> None:

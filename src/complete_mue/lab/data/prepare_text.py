@@ -82,7 +82,11 @@ def prepare(
         if isinstance(chosen, JsonTokenizer) and chosen.dropout:
             meter.note(f"{chosen.name}: its BPE dropout of {chosen.dropout:g} is left out; tokens may not vary")
         if (out / MANIFEST).exists():
-            return _done(out, asked)
+            done = Manifest.read(out)
+            refuse_other_request(out, _asked(done.tokenizer, done.settings, done.sources), asked)
+            for split in done.splits:
+                done.check(out, split)
+            return done
         shards = _Run(out, chosen, info, readers, asked, workers, meter).finish()
         if not shards["train"]:
             names = ", ".join(reader.name for reader in readers[:3])
@@ -91,15 +95,6 @@ def prepare(
         manifest = Manifest(info, info.dtype, settings, splits, sources_now)
         TEXT.finish(out, asdict(manifest))
         return manifest
-
-
-def _done(out: Path, asked: dict[str, Any]) -> Manifest:
-    """A folder that is finished, if it is what is asked for."""
-    done = Manifest.read(out)
-    refuse_other_request(out, _asked(done.tokenizer, done.settings, done.sources), asked)
-    for split in done.splits:
-        done.check(out, split)
-    return done
 
 
 @dataclass
@@ -151,19 +146,19 @@ class _Run:
         if progress.total == 1:  # of one document, the end of its text is held out
             documents = _halves(documents, self.asked["held_out"])
         chunks = _chunks(islice(documents, progress.documents, None))
-        cutter = _Cutter(self.out, progress, train, ITEM_SIZE[self.info.dtype], self.asked["shard_tokens"])
-        for lengths, tokens in _tokenized(self.tokenizer, chunks, self.workers):
-            cutter.add(lengths, tokens)
-            self.meter.at(None, len(tokens))
-        cutter.close()
+        for last, parts in self._cut(_tokenized(self.tokenizer, chunks, self.workers), progress.documents, train):
+            done = progress.documents
+            split = "train" if train is None or done < train else "held_out"
+            rows = progress.shards[split]
+            path = self.out / f"{split}-{len(rows):05d}.bin"
+            checksum = write_shard(path, (part.tobytes() for part in parts))
+            rows.append(Shard(path.name, last - done, sum(map(len, parts)), checksum))
+            progress.write(self.out)
         return progress.shards
 
     def _progress(self) -> _Progress:
         """What an earlier call finished, without shards that are not whole any more and those after them."""
-        progress = TEXT.unfinished(_Progress, self.out)
-        if progress is None:
-            progress = _Progress(self.asked)
-            progress.write(self.out)
+        progress = TEXT.unfinished(_Progress(self.asked), self.out)
         if progress.documents:
             refuse_other_request(self.out, progress.asked, self.asked)
         elif progress.asked != self.asked:  # nothing would be lost: a first attempt that failed
@@ -193,13 +188,40 @@ class _Run:
             )
         return progress.total - held
 
+    def _cut(
+        self, encoded: Iterator[Encoded], done: int, train: int | None
+    ) -> Iterator[tuple[int, list[NDArray[np.unsignedinteger]]]]:
+        """The tokens of each shard, which ends when enough are in, or the last document of a split; with them how many
+        documents there are up to its end. ``done`` of them are in earlier shards.
+        """
+        dtype, full = f"<u{ITEM_SIZE[self.info.dtype]}", self.asked["shard_tokens"]
+        parts, size = list[NDArray[np.unsignedinteger]](), 0
+        for lengths, tokens in encoded:
+            ends = np.cumsum(lengths)
+            first = taken = 0  # documents and tokens of the chunk that are in shards or parts
+            while first < len(lengths):
+                last = min(int(np.searchsorted(ends, taken + full - size)) + 1, len(lengths))
+                if train is not None and done < train:
+                    last = min(last, first + train - done)
+                parts.append(tokens[taken : ends[last - 1]].astype(dtype))
+                size += len(parts[-1])
+                done += last - first
+                first, taken = last, int(ends[last - 1])
+                if size >= full or done == train:
+                    yield done, parts
+                    parts, size = [], 0
+            self.meter.at(None, len(tokens))
+        if parts:
+            yield done, parts
+
     def _documents(self) -> Iterator[bytes]:
-        """All documents, from the first; shows how far reading is."""
+        """All documents, from the first, without empty ones; shows how far reading is."""
         passed = 0
         for reader in self.readers:
-            for text in reader.documents():
-                self.meter.at(passed + reader.position)
-                yield text
+            for position, text in reader.texts():
+                if text:
+                    self.meter.at(passed + position)
+                    yield text
             passed += reader.size
 
 
@@ -212,50 +234,6 @@ def _halves(documents: Iterator[bytes], held_out: float) -> Iterator[bytes]:
             raise ShapeError(f"a held-out fraction of {held_out} of one document without line breaks: give more text")
         yield text[:border]
         yield text[border:]
-
-
-class _Cutter:
-    """Collects documents and writes a shard whenever enough tokens, or the last document of a split, are in."""
-
-    def __init__(self, out: Path, progress: _Progress, train: int | None, item_size: int, shard_tokens: int) -> None:
-        self.out, self.progress, self.train = out, progress, train
-        self.item_size, self.shard_tokens = item_size, shard_tokens
-        self.document = progress.documents
-        self.parts: list[NDArray[Any]] = []
-        self.tokens = self.held = 0
-
-    @property
-    def split(self) -> str:
-        return "train" if self.train is None or self.document < self.train else "held_out"
-
-    def add(self, lengths: NDArray[np.int64], tokens: NDArray[np.uint32]) -> None:
-        """Take the documents of one chunk, shard by shard."""
-        ends = np.cumsum(lengths)
-        first = taken = 0  # documents and tokens of the chunk that are in shards or parts
-        while first < len(lengths):
-            full = int(np.searchsorted(ends, taken + self.shard_tokens - self.tokens)) + 1
-            last = min(full, len(lengths))
-            if self.split == "train" and self.train is not None:
-                last = min(last, first + self.train - self.document - self.held)
-            self.parts.append(tokens[taken : ends[last - 1]].astype(f"<u{self.item_size}"))
-            self.tokens += int(ends[last - 1]) - taken
-            self.held += last - first
-            first, taken = last, int(ends[last - 1])
-            at_border = self.split == "train" and self.document + self.held == self.train
-            if self.tokens >= self.shard_tokens or at_border:
-                self.close()
-
-    def close(self) -> None:
-        """Write what is collected as a shard, then note it as done."""
-        if not self.held:
-            return
-        rows = self.progress.shards[self.split]
-        path = self.out / f"{self.split}-{len(rows):05d}.bin"
-        checksum = write_shard(path, (part.tobytes() for part in self.parts))
-        rows.append(Shard(path.name, self.held, self.tokens, checksum))
-        self.document += self.held
-        self.progress.write(self.out)
-        self.parts, self.tokens, self.held = [], 0, 0
 
 
 def _tokenized(tokenizer: Tokenizer, chunks: Iterable[list[bytes]], workers: int) -> Iterator[Encoded]:

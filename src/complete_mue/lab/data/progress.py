@@ -10,7 +10,6 @@ from rich.progress import (
     Progress,
     ProgressColumn,
     Task,
-    TaskID,
     TaskProgressColumn,
     TextColumn,
     TimeRemainingColumn,
@@ -39,8 +38,7 @@ class Meter(Progress):
             TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), _Rate(unit), TimeRemainingColumn(),
             console=Console(stderr=True), disable=not wanted,
         )  # fmt: skip
-        self._size, self._done = size, 0
-        self._part: TaskID | None = None
+        self._size = size
 
     def __exit__(self, *error: Any) -> None:
         self.live.transient = error[0] is not None  # after an error, the error is what stays
@@ -53,12 +51,11 @@ class Meter(Progress):
 
     def begin(self, what: str) -> None:
         """Begin a part of the work, with the position back at 0."""
-        if self._part is not None:
-            self.remove_task(self._part)
-        self._part, self._done = self.add_task(what, total=max(1, self._size), done=0), 0
+        for part in self.task_ids:
+            self.remove_task(part)
+        self.add_task(what, total=max(1, self._size), done=0)
 
     def at(self, position: int | None, done: int = 0) -> None:
         """The position is now this (or as it was), and so many more tokens (or items) are done."""
-        assert self._part is not None
-        self._done += done
-        self.update(self._part, completed=position, done=self._done)
+        (part,) = self.tasks
+        self.update(part.id, completed=position, done=part.fields["done"] + done)

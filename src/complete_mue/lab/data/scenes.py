@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from complete_mue.lab.data.batches import ImageBatch, Pictures, caption_tokens
-from complete_mue.lab.data.drawing import BACKGROUNDS, COLOURS, SHAPES, article, draw, palette
+from complete_mue.lab.data.drawing import BACKGROUNDS, COLOURS, SHAPES, blank, draw, in_words, palette
 from complete_mue.lab.data.item_order import Rows
 from complete_mue.lab.data.randomness import choice, uniform
 from complete_mue.layout.numbers import count
 
 RELATIONS = ("left of", "right of", "above", "below")
 SMALLEST = 8  # pixels along a side: fewer do not tell shapes apart
-_COLOURS, _BACKGROUNDS = tuple(COLOURS), tuple(BACKGROUNDS)
+_BACKGROUNDS = tuple(BACKGROUNDS)
 
 
 class DrawnPictures(Pictures):
@@ -87,8 +87,8 @@ class Scenes(DrawnPictures):
         """Two shapes and a relation."""
         colour, shape, relation, other, second, ground = facts
         return (
-            f"{article(_COLOURS[colour])} {SHAPES[shape]} {RELATIONS[relation]} "
-            f"{article(_COLOURS[other + (other >= colour)])} {SHAPES[second]} on {_BACKGROUNDS[ground]}"
+            f"{in_words(colour, shape)} {RELATIONS[relation]} "
+            f"{in_words(other + (other >= colour), second)} on {_BACKGROUNDS[ground]}"
         )
 
     def at(self, items: NDArray[np.int64]) -> ImageBatch:
@@ -105,8 +105,7 @@ class Scenes(DrawnPictures):
         )
         first_across, second_across = 0.22 + 0.56 * uniform(seed, items, 3), 0.22 + 0.56 * uniform(seed, items, 4)
         upright = relation >= 2  # above, below: the axis is y
-        canvas = np.empty((len(items), 3, self.size, self.size), np.float32)
-        canvas[:] = palette(BACKGROUNDS)[ground][:, :, None, None]
+        canvas = blank(ground, self.size)
         for what, tint, along, across, number in (
             (shape, colour, first_along, first_across, 5),
             (second, other + (other >= colour), second_along, second_across, 6),
@@ -125,13 +124,12 @@ class Shapes(DrawnPictures):
     def caption(*facts: int) -> str:
         """The shape."""
         colour, shape, ground = facts
-        return f"{article(_COLOURS[colour])} {SHAPES[shape]} on {_BACKGROUNDS[ground]}"
+        return f"{in_words(colour, shape)} on {_BACKGROUNDS[ground]}"
 
     def at(self, items: NDArray[np.int64]) -> ImageBatch:
         """Draw the shapes of these numbers."""
         seed, (colour, shape, ground) = self.seed, self.facts(items)
-        canvas = np.empty((len(items), 3, self.size, self.size), np.float32)
-        canvas[:] = palette(BACKGROUNDS)[ground][:, :, None, None]
+        canvas = blank(ground, self.size)
         x, y = (0.45 + 0.1 * uniform(seed, items, number) for number in (1, 2))
         draw(canvas, shape, palette(COLOURS)[colour], x, y, 0.33 + 0.06 * uniform(seed, items, 3))
         return ImageBatch(torch.from_numpy(canvas), self.text(items))

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from msgspec import to_builtins
+
 from complete_mue.errors import FileError
 from complete_mue.lab.records.decode import decode, refuse_other_format
 from complete_mue.storage import exclusive, read_json, refuse_strangers, sha256, whole, write_json
@@ -72,12 +74,13 @@ class ShardFolder:
         with exclusive(folder, self.writer):
             yield
 
-    def unfinished(self, kind: type[T], folder: Path) -> T | None:
-        """What an earlier call noted in ``progress.json``."""
+    def unfinished(self, fresh: T, folder: Path) -> T:
+        """What an earlier call noted in ``progress.json``; where there was none, ``fresh``, which is noted now."""
         path = folder / PROGRESS
-        if not path.exists():
-            return None
-        return decode(kind, read_json(path, f"record of unfinished {self.what}", _ANEW), path, _ANEW)
+        if path.exists():
+            return decode(type(fresh), read_json(path, f"record of unfinished {self.what}", _ANEW), path, _ANEW)
+        write_json(path, to_builtins(fresh))
+        return fresh
 
     def finish(self, folder: Path, manifest: Mapping[str, Any]) -> None:
         """Write the manifest."""

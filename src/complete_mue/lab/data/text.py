@@ -7,7 +7,6 @@ but the first is predicted exactly once per epoch. The only state of a run is it
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Unpack
@@ -133,8 +132,5 @@ def _library() -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
     """Tokens of the training and of the held-out files."""
     texts = library_texts()
     held = len(texts) // 20
-    return _tokens(texts[:-held]), _tokens(texts[-held:])
-
-
-def _tokens(texts: Sequence[bytes]) -> NDArray[np.uint16]:
-    return ByteTokenizer().documents(texts)[1].astype(np.uint16)
+    train, rest = (ByteTokenizer().documents(part)[1].astype(np.uint16) for part in (texts[:-held], texts[-held:]))
+    return train, rest

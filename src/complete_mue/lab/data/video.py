@@ -10,13 +10,13 @@ import torch
 from numpy.typing import NDArray
 
 from complete_mue.lab.data.batches import ImageBatch
-from complete_mue.lab.data.drawing import BACKGROUNDS, COLOURS, SHAPES, article, draw, palette
+from complete_mue.lab.data.drawing import BACKGROUNDS, COLOURS, SHAPES, blank, draw, in_words, palette
 from complete_mue.lab.data.randomness import uniform
 from complete_mue.lab.data.scenes import DrawnPictures
 from complete_mue.layout.numbers import count
 
 DIRECTIONS = {"right": (1, 0), "left": (-1, 0), "down": (0, 1), "up": (0, -1)}
-_COLOURS, _BACKGROUNDS, _WAYS = tuple(COLOURS), tuple(BACKGROUNDS), tuple(DIRECTIONS)
+_BACKGROUNDS, _WAYS = tuple(BACKGROUNDS), tuple(DIRECTIONS)
 
 
 class MovingSprites(DrawnPictures):
@@ -40,9 +40,8 @@ class MovingSprites(DrawnPictures):
         """Two shapes and where they go."""
         colour, shape, way, other, second, other_way, ground = facts
         return (
-            f"{article(_COLOURS[colour])} {SHAPES[shape]} moving {_WAYS[way]} and "
-            f"{article(_COLOURS[other + (other >= colour)])} {SHAPES[second]} moving {_WAYS[other_way]} "
-            f"on {_BACKGROUNDS[ground]}"
+            f"{in_words(colour, shape)} moving {_WAYS[way]} and "
+            f"{in_words(other + (other >= colour), second)} moving {_WAYS[other_way]} on {_BACKGROUNDS[ground]}"
         )
 
     def identity(self) -> str:
@@ -53,9 +52,7 @@ class MovingSprites(DrawnPictures):
         """Draw the clips of these numbers."""
         colour, shape, way, other, second, other_way, ground = self.facts(items)
         ways, colours, clips = np.array(list(DIRECTIONS.values()), np.float64), palette(COLOURS), len(items)
-        canvas = np.empty((clips, self.frames, 3, self.size, self.size), np.float32)
-        canvas[:] = palette(BACKGROUNDS)[ground][:, None, :, None, None]
-        flat = canvas.reshape(clips * self.frames, 3, self.size, self.size)
+        canvas = blank(np.repeat(ground, self.frames), self.size)
         when = np.linspace(-0.5, 0.5, self.frames) if self.frames > 1 else np.zeros(1)
         for what, tint, going, draws in (
             (shape, colour, way, 1),
@@ -68,6 +65,6 @@ class MovingSprites(DrawnPictures):
                 (middle[axis][:, None] + (ways[going, axis] * travel)[:, None] * when).reshape(-1) for axis in (0, 1)
             )
             spread = np.repeat(np.arange(clips), self.frames)
-            draw(flat, what[spread], colours[tint][spread], x, y, radius[spread])
-        images = torch.from_numpy(np.ascontiguousarray(canvas.transpose(0, 2, 1, 3, 4)))
-        return ImageBatch(images, self.text(items))
+            draw(canvas, what[spread], colours[tint][spread], x, y, radius[spread])
+        images = np.moveaxis(canvas.reshape(clips, self.frames, *canvas.shape[1:]), 1, 2)
+        return ImageBatch(torch.from_numpy(np.ascontiguousarray(images)), self.text(items))

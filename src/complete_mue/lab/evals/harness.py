@@ -45,6 +45,7 @@ def harness_task(task: EvalTask, folder: Path, shots: int) -> Any:
     splits = task.read(folder)
     _enough_examples(task, splits, shots)
     pool = "fewshot" if task.own_pool else "test"
+    metrics = (task.metric, "acc_norm") if task.kind == "choice" else (task.metric,)
     config: dict[str, Any] = {
         "task": task.name,
         "custom_dataset": lambda **_: {split: Dataset.from_list(docs) for split, docs in splits.items()},
@@ -52,11 +53,9 @@ def harness_task(task: EvalTask, folder: Path, shots: int) -> Any:
         "fewshot_split": pool,
         "fewshot_config": {"sampler": "first_n" if task.by_subject else "default"},
         "num_fewshot": shots,
-        "metric_list": [{"metric": task.metric, "aggregation": "mean", "higher_is_better": True}],
+        "metric_list": [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in metrics],
         **_FORMS[task.kind],
     }
-    if task.kind == "choice":
-        config["metric_list"].append({"metric": "acc_norm", "aggregation": "mean", "higher_is_better": True})
     if task.by_subject:
         config["description"] = "description"
 

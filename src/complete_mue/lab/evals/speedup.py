@@ -24,13 +24,8 @@ class Comparison:
     reference: str
     target: str
     curve: Speedup
+    median: float  # the middle ratio of steps over the loss levels
     batch_ratio: float  # tokens per step of the target over those of the reference
-
-    @property
-    def median(self) -> float:
-        """The middle ratio of steps over the loss levels."""
-        assert self.curve.median is not None
-        return self.curve.median
 
     @property
     def final(self) -> float:
@@ -55,7 +50,7 @@ def compare(reference: Path, target: Path) -> Comparison:
     if names[0] == names[1]:
         names = [str(reference), str(target)]
     ratio = configs[1].budget.batch_tokens / configs[0].budget.batch_tokens
-    return Comparison(names[0], names[1], found, ratio)
+    return Comparison(names[0], names[1], found, found.median, ratio)
 
 
 def _comparable(reference: RunConfig, target: RunConfig) -> None:

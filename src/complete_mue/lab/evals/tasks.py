@@ -13,6 +13,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
@@ -151,13 +152,8 @@ def _arithmetic(record: Record) -> dict[str, Any]:
 def _working(equation: str) -> str:
     """``( 8.0 - 7.0 )`` -> ``8 - 7``: the chain of thought of an example."""
     text = re.sub(r"\d+(?:\.\d+)?", lambda match: f"{float(match[0]):.12g}", equation).strip()
-    depth, first_closed = 0, len(text) - 1
-    for place, letter in enumerate(text):
-        depth += (letter == "(") - (letter == ")")
-        if depth == 0:
-            first_closed = place
-            break
-    return text[1:-1].strip() if text.startswith("(") and first_closed == len(text) - 1 else text
+    depths = accumulate((letter == "(") - (letter == ")") for letter in text[:-1])
+    return text[1:-1].strip() if text.startswith("(") and 0 not in depths else text
 
 
 def number(text: str) -> str:

@@ -154,11 +154,6 @@ def list_kernels() -> list[KernelInfo]:
     return infos
 
 
-def kernel_module(name: str) -> ModuleType:
-    """The module of that kernel (``routed_experts``, ``unavailable``); optional ones are imported on first use."""
-    return KERNELS[name].load()
-
-
 def unavailable(name: str, x: Tensor, up: Tensor) -> str | None:
     """Why the kernel of that name cannot run on these tensors here, in one line; None when it can."""
     kernel = KERNELS[name]
@@ -168,8 +163,7 @@ def unavailable(name: str, x: Tensor, up: Tensor) -> str | None:
         return f"needs the package {kernel.package}, which is not installed"
     if kernel.hopper and torch.cuda.get_device_capability(x.device) != (9, 0):
         return f"needs an NVIDIA Hopper GPU; this one is {torch.cuda.get_device_name(x.device)}"
-    reason: str | None = kernel.load().unavailable(x, up)
-    return reason
+    return kernel.load().unavailable(x, up)
 
 
 def _in_one_dtype(
@@ -198,5 +192,4 @@ def _side_by_side(kernel: Kernel, x: Tensor, up: Tensor, down: Tensor, index: Te
 
 def _run(kernel: Kernel, *tensors: Tensor, **options: Any) -> Tensor:
     """The kernel, with those options that it takes."""
-    y: Tensor = kernel.load().routed_experts(*tensors, **{k: v for k, v in options.items() if k in kernel.takes})
-    return y
+    return kernel.load().routed_experts(*tensors, **{k: v for k, v in options.items() if k in kernel.takes})

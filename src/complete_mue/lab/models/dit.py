@@ -116,12 +116,9 @@ class DiffusionTransformer(nn.Module):
     def drop_text(self, text: Tensor, dropped: Tensor) -> Tensor:
         """Text with the dropped rows (a mask over the batch) replaced by "no text", for classifier-free guidance."""
         mask = dropped.view(*dropped.shape, *(1,) * (text.ndim - dropped.ndim))
-        if self.text_features is None:
-            return torch.where(mask, torch.full_like(text, self.text_vocab), text)
-        return torch.where(mask, torch.full_like(text, math.nan), text)
+        return text.masked_fill(mask, self.text_vocab if self.text_features is None else math.nan)
 
     def _shared(self, x: Tensor, t: Tensor, text: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        assert self.replicas is not None
         sizes = (2 + len(self.patch), 1, 2 if self.text_features is None else 3)
         return tuple(
             part.expand(self.replicas, *part.shape) if part.ndim == size else part
@@ -141,9 +138,7 @@ class DiffusionTransformer(nn.Module):
         split = [part for pair in zip(grid, self.patch, strict=True) for part in pair]
         x = x.reshape(*lead, self.channels, *split)  # channels, then grid and patch axes in turns
         first = len(lead)
-        grid_axes = [first + 1 + 2 * i for i in range(axes)]
-        patch_axes = [first + 2 + 2 * i for i in range(axes)]
-        x = x.permute(*range(first), *grid_axes, first, *patch_axes)
+        x = x.permute(*range(first), *range(first + 1, x.ndim, 2), first, *range(first + 2, x.ndim, 2))
         return x.reshape(*lead, math.prod(grid), self.channels * math.prod(self.patch)), grid
 
     def _image(self, tokens: Tensor, grid: tuple[int, ...]) -> Tensor:

@@ -7,10 +7,12 @@ are taken as they stand in their files, read and checked before, so that what is
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any
 
 from complete_mue.errors import RunError
 
+_PLACE = itemgetter("hyper", "rules", "target", "value", "seed")
 _ALIKE = ("format", "name", "task", "scale", "axis")
 
 
@@ -33,8 +35,8 @@ def join_plans(old: Mapping[str, Any], new: Mapping[str, Any], where: str, advic
             same(f"{key} of target {target['name']!r}", value, known.get(key))
     (ours, mine), (theirs, held) = ((one["reference"], one["reference"]["hyper"]) for one in (new, old))
     same("its reference", {**ours, "hyper": {**held, **mine}}, {**theirs, "hyper": {**mine, **held}})
-    points = {_place(point): point for point in old["points"]}
-    added = {_place(point): point for point in new["points"]}
+    points = {_PLACE(point): point for point in old["points"]}
+    added = {_PLACE(point): point for point in new["points"]}
     for place, point in added.items():
         run = f"{point['target']} at {point['hyper']} {point['value']:g}, seed {point['seed']}"
         same(f"the config of its run of {run}", point["id"], points.get(place, point)["id"])
@@ -46,7 +48,3 @@ def join_plans(old: Mapping[str, Any], new: Mapping[str, Any], where: str, advic
         "targets": list(targets.values()),
         "points": [*old["points"], *(point for place, point in added.items() if place not in points)],
     }  # fmt: skip
-
-
-def _place(point: Mapping[str, Any]) -> tuple[object, ...]:
-    return point["hyper"], point["rules"], point["target"], point["value"], point["seed"]

@@ -280,8 +280,7 @@ def override(config: RunConfig, *assignments: str) -> RunConfig:
             if not isinstance(at, dict):
                 raise RunError(f"override {key!r}: {parent!r} is given as a whole and in parts; give one of them")
         at[last] = text.strip()
-    changed: RunConfig = _changed(config, changes, "")
-    return changed
+    return _changed(config, changes, "")
 
 
 def _changed(value: Any, changes: dict[str, Any], prefix: str) -> Any:

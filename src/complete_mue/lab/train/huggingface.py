@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,10 +20,11 @@ from torch import Tensor
 from complete_mue.errors import FileError, RunError
 from complete_mue.lab.data.tokenizers import END_OF_TEXT, JsonTokenizer, Tokenizer
 from complete_mue.lab.models.lm import LanguageModel
-from complete_mue.lab.models.residual_layer import Layer
+from complete_mue.lab.nn.attention import Attention
 from complete_mue.lab.nn.router_config import SHUFFLED
 from complete_mue.lab.train.config import TextTask
 from complete_mue.lab.train.sample import load_run, run_tokenizer
+from complete_mue.layout import FeedForward
 from complete_mue.storage import write_json
 
 MODELING = "modeling_complete_mue"
@@ -64,65 +66,42 @@ def folded_weights(model: LanguageModel) -> dict[str, Tensor]:
     """Weights by their names in the modeling file, in its dtype, each times what our forward multiplies it by."""
     if model.replicas is not None:
         raise RunError("a model of several replicas: export one of them")
-    multipliers = {tensor.name: tensor.multiplier for tensor in model.tensors()}
-
-    def weight(name: str) -> Tensor:
-        return model.get_parameter(name).detach().double().cpu() * multipliers[name]
-
     found = {
-        "embedding.weight": weight("embedding"),
-        "final_norm.weight": weight("final_norm.gain"),
-        "readout.weight": weight("readout"),
+        _their_name(tensor.name): model.get_parameter(tensor.name).detach().double().cpu() * tensor.multiplier
+        for tensor in model.tensors()
     }
     for number, layer in enumerate(model.layers):
-        assert isinstance(layer, Layer)
-        here = f"layers.{number}"
-        found |= {
-            f"{here}.{norm}.weight": weight(f"{here}.{norm}.gain") for norm in ("attention_norm", "feed_forward_norm")
-        }
-        found |= _attention(layer, here, weight)
-        found |= _block(layer, here, weight)
+        _sharpen(layer.attention, f"layers.{number}.attention", found)
+        _part_experts(layer.feed_forward.spec, f"layers.{number}.feed_forward", found)
+        if layer.feed_forward.selection_bias is not None:
+            found[f"layers.{number}.feed_forward.selection_bias"] = layer.feed_forward.selection_bias.detach().cpu()
     return {name: tensor.to(model.embedding.dtype).contiguous() for name, tensor in found.items()}
 
 
-def _attention(layer: Layer, here: str, weight: Any) -> dict[str, Tensor]:
+def _their_name(name: str) -> str:
+    """Norms, tables, attention's matrices and always-active branches are modules there, with a weight each."""
+    name = re.sub(r"\b(dense|shared)_(up|down)$", r"branch.\2.weight", name.replace(".gain", ".weight"))
+    return re.sub(r"\b(embedding|readout|into|out)$", r"\1.weight", name)
+
+
+def _sharpen(attention: Attention, at: str, found: dict[str, Tensor]) -> None:
     """The logits' scale becomes the usual 1 / sqrt(head_dim): what differs goes into the queries."""
-    attention = layer.attention
     sharper = attention.scale * math.sqrt(attention.head_dim)
-    into = weight(f"{here}.attention.into")
-    found = {f"{here}.attention.into.weight": into, f"{here}.attention.out.weight": weight(f"{here}.attention.out")}
     if attention.query_norm is None:
-        into[: attention.width] *= sharper
-        return found
-    return found | {
-        f"{here}.attention.query_norm.weight": weight(f"{here}.attention.query_norm.gain") * sharper,
-        f"{here}.attention.key_norm.weight": weight(f"{here}.attention.key_norm.gain"),
-    }
+        found[f"{at}.into.weight"][: attention.width] *= sharper
+    else:
+        found[f"{at}.query_norm.weight"] *= sharper
 
 
-def _block(layer: Layer, here: str, weight: Any) -> dict[str, Tensor]:
+def _part_experts(spec: FeedForward, at: str, found: dict[str, Tensor]) -> None:
     """Experts go group by group; ours are stacked by width."""
-    block, spec = layer.feed_forward, layer.feed_forward.spec
-    at = f"{here}.feed_forward"
-    found: dict[str, Tensor] = {}
-    if spec.branches:
-        kind = "dense" if spec.is_dense else "shared"
-        found |= {f"{at}.branch.{part}.weight": weight(f"{at}.{kind}_{part}") for part in ("up", "down")}
-    if not spec.groups:
-        return found
-    biased = ("router_bias",) if block.router_config.logit_bias else ()
-    found |= {f"{at}.{name}": weight(f"{at}.{name}") for name in ("router", *biased)}
-    if block.selection_bias is not None:
-        found[f"{at}.selection_bias"] = block.selection_bias.detach().cpu()
     widths = list(dict.fromkeys(group.expert_width for group in spec.groups))
-    taken = dict.fromkeys(widths, 0)
-    for number, group in enumerate(spec.groups):
-        suffix = f"_{widths.index(group.expert_width)}" if len(widths) > 1 else ""
-        first = taken[group.expert_width]
-        taken[group.expert_width] = last = first + group.experts
+    for stack, width in enumerate(widths):
+        own = {number: group.experts for number, group in enumerate(spec.groups) if group.expert_width == width}
+        suffix = f"_{stack}" if len(widths) > 1 else ""
         for part in ("up", "down"):
-            found[f"{at}.experts.{number}.{part}"] = weight(f"{at}.expert_{part}{suffix}")[first:last]
-    return found
+            experts = found.pop(f"{at}.expert_{part}{suffix}").split([*own.values()])
+            found |= {f"{at}.experts.{number}.{part}": some for number, some in zip(own, experts, strict=True)}
 
 
 def _config(model: LanguageModel, tokenizer: Tokenizer, sequence: int) -> dict[str, Any]:

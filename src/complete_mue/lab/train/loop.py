@@ -125,11 +125,8 @@ def _train(
                 return result
             write_json(run / "config.json", config.to_dict())
             write_json(run / "plan.json", trainer.plan.to_dict())
-            metrics = Metrics(run, start, config, warn)
-            try:
+            with contextlib.closing(Metrics(run, start, config, warn)) as metrics:
                 result = _steps(trainer, run, start, metrics, report, stopped)
-            finally:
-                metrics.close()
         if start == config.budget.steps and (known := _recorded(run, config, "finished")) is not None:
             result = known  # what is left of the metrics may say less than they did then
         elif result.status == "finished" and result.loss is None:

@@ -58,9 +58,8 @@ class Ranks:
         # Autocast casts inputs; here weights are cast before they are gathered, to the same bits in half the bytes.
         cast = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
         policy = cast if precision == "bfloat16" else plain
-        parts: Any = model
-        small = {model.get_parameter(tensor.name) for tensor in parts.tensors() if tensor.role in WHOLE}
-        for layer in parts.layers:
+        small = {model.get_parameter(tensor.name) for tensor in model.tensors() if tensor.role in WHOLE}
+        for layer in model.layers:
             fully_shard(layer.attention, mesh=everyone, mp_policy=policy, ignored_params=small)
             block = layer.feed_forward
             if not self.deals_out(block):

@@ -96,7 +96,7 @@ def draw_pictures(
         # Before minutes of sampling: what is missing is said at once.
         why = "only the autoencoder that made the run's latents turns them into pictures"
         coder = _maker(Autoencoder, "autoencoder", autoencoder, task, features, why)
-    text = _text(config, features, prompt, count, seed, text_encoder).to(model.readout.device)
+    text = _text(task, features, prompt, count, seed, text_encoder).to(model.readout.device)
     size = (task.frames, task.size, task.size) if video else (task.size, task.size)
     generator = torch.Generator().manual_seed(seed)
     pictures = sample(model, text, size, steps=steps, guidance=guidance, generator=generator)
@@ -131,23 +131,19 @@ def _maker(
 
 
 def _text(
-    config: RunConfig, features: FeatureManifest | None, prompt: str, count: int, seed: int, encoder: str | None
+    task: PictureTask, features: FeatureManifest | None, prompt: str, count: int, seed: int, encoder: str | None
 ) -> Tensor:
     """Bytes or features of the prompt; without one, of items of the run's source."""
-    task = config.task
-    assert isinstance(task, PictureTask)
-    encoded = features is not None and len(features.text_shape) == 2
-    if prompt and not encoded:
+    if not prompt:
+        return of_the_source(task, count, seed).text
+    if features is None or len(features.text_shape) == 1:
         return caption_tokens([prompt] * count, features.text_shape[0] if features else task.text_length)
-    if prompt:
-        assert features is not None
-        why = "without a prompt, texts of the features are taken; a prompt goes through the text encoder that made them"
-        coder = _maker(TextEncoder, "text_encoder", encoder, task, features, why)
-        hidden, lengths = coder.encode([prompt] * count, features.text_shape[0])
-        for row, length in zip(hidden, lengths.tolist(), strict=True):
-            row[length:] = torch.nan
-        return hidden
-    return of_the_source(task, count, seed).text
+    why = "without a prompt, texts of the features are taken; a prompt goes through the text encoder that made them"
+    coder = _maker(TextEncoder, "text_encoder", encoder, task, features, why)
+    hidden, lengths = coder.encode([prompt] * count, features.text_shape[0])
+    for row, length in zip(hidden, lengths.tolist(), strict=True):
+        row[length:] = torch.nan
+    return hidden
 
 
 def of_the_source(task: PictureTask, count: int, seed: int) -> ImageBatch:

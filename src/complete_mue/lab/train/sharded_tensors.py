@@ -33,15 +33,10 @@ class Part:
     size: tuple[int, ...]
 
     @classmethod
-    def whole(cls, shape: tuple[int, ...]) -> Part:
-        """All of a tensor of that shape."""
-        return cls((0,) * len(shape), tuple(shape))
-
-    @classmethod
     def of(cls, tensor: Tensor) -> Part:
         """What this rank holds of a tensor."""
         if not isinstance(tensor, DTensor):
-            return cls.whole(tuple(tensor.shape))
+            return cls((0,) * tensor.ndim, tuple(tensor.shape))
         size, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
         return cls(tuple(offset), tuple(size))
 
@@ -51,7 +46,6 @@ def written_here(tensor: Tensor, rank: int) -> bool:
     if not isinstance(tensor, DTensor):
         return rank == 0
     place = tensor.device_mesh.get_coordinate()
-    assert place is not None
     copies = [at for at, placement in zip(place, tensor.placements, strict=True) if placement.is_replicate()]
     return not any(copies) and tensor.to_local().numel() > 0
 

@@ -83,8 +83,7 @@ class Trainer:
 
     def start(self) -> None:
         """Last preparations, once the weights are those to go on from."""
-        runner: Any = self.model.run_layer
-        runner.recompute = self.config.recompute
+        self.model.run_layer.recompute = self.config.recompute
         if self.config.precision == "bfloat16" and self.config.accumulate > 1 and self.ranks.mesh is None:
             self._copies = ExpertCopies(self.model, self.binding)
         if self.config.compile:
@@ -184,8 +183,7 @@ def added(loads: list[Tensor], now: list[Tensor]) -> list[Tensor]:
 def balance(model: nn.Module, loads: list[Tensor], rate: float) -> None:
     """Loss-free balancing, where it is on, by the load of the whole step."""
     if loads:
-        layers: Any = model.layers
-        routed = [layer.feed_forward for layer in layers if layer.feed_forward.spec.groups]
+        routed = [layer.feed_forward for layer in model.layers if layer.feed_forward.spec.groups]
         for block, load in zip(routed, loads, strict=True):
             block.update_bias(load, rate)
 
@@ -204,8 +202,7 @@ def _attention(kind: str, device: torch.device) -> contextlib.AbstractContextMan
     order = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
     if kind == "cudnn":
         order.insert(0, SDPBackend.CUDNN_ATTENTION)
-    preferred: contextlib.AbstractContextManager[None] = sdpa_kernel(order, set_priority=True)
-    return preferred
+    return sdpa_kernel(order, set_priority=True)
 
 
 def pick_device(name: str) -> torch.device:
