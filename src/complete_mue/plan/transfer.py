@@ -66,7 +66,7 @@ def transfer(
         hyper=hyper,
         rows=tuple(rows[key] for key in sorted(rows, key=lambda key: order.index(key[0]))),
         absent=tuple(row(role, shape.label(shape.main)) for role in missing),
-        sde=sde_report(reference, shape, budget, hyper),
+        sde=sde_report(reference, shape, ratios, hyper),
     )
 
 
