@@ -222,16 +222,23 @@ def read_target(path: str | Path) -> tuple[ModelShape, Budget]:
     return Document.read(Path(path)).target()
 
 
+def shape_table(shape: ModelShape) -> dict[str, object] | None:
+    """The values of [shape], None for those to leave out; None where layers differ in a way no layout can say."""
+    if not isinstance(shape.feed_forward, FeedForward):
+        return None
+    return {
+        "width": shape.width, "depth": shape.depth, "feed_forward": shape.feed_forward.with_widths,
+        "dense_layers": shape.dense_layers or None, "head_dim": shape.head_dim,
+    }  # fmt: skip
+
+
 def reference_toml(reference: Reference, notes: Sequence[str] = ()) -> str:
     """A reference as the text of a TOML file that ``read_reference`` reads back; ``notes`` go on top as comments."""
-    shape, hyper = reference.shape, reference.hyper
-    if not isinstance(shape.feed_forward, FeedForward):
+    shape, hyper = shape_table(reference.shape), reference.hyper
+    if shape is None:
         raise FileError("a reference with one block per layer cannot be written as TOML: give one block for all layers")
     tables: dict[str, dict[str, object]] = {
-        "shape": {
-            "width": shape.width, "depth": shape.depth, "feed_forward": shape.feed_forward.with_widths,
-            "dense_layers": shape.dense_layers or None, "head_dim": shape.head_dim,
-        },
+        "shape": shape,
         "budget": {"batch_tokens": reference.budget.batch_tokens, "steps": reference.budget.steps},
         "hyper": {
             "lr": hyper.lr, "weight_decay": hyper.weight_decay, "init_std": hyper.init_std, "betas": list(hyper.betas),

@@ -37,7 +37,7 @@ def planned(parameters: Mapping[str, str]) -> tuple[Specs, Plan]:
 def plan_answer(parameters: Mapping[str, str]) -> dict[str, Any]:
     """The plan, its reasons, pictures and files, and other rule sets beside it."""
     specs, plan = planned(parameters)
-    folded = plan.fold()
+    folded, shape = plan.fold(), plan.reference.shape
     return {
         "plan": plan.to_dict(),
         "explain": {
@@ -45,7 +45,11 @@ def plan_answer(parameters: Mapping[str, str]) -> dict[str, Any]:
             "folded": [explain(folded, row) for row in folded.rows],
         },
         "schedule": plan.ratios.schedule,
-        "reference": _reference(plan),
+        "reference": {
+            "notation": str(shape.main),
+            "active_width": shape.active_width,
+            "parameters": asdict(shape.parameters),
+        },
         "layers": [
             {"notation": plan.shape.label(kind), "layers": layers} for kind, layers in plan.shape.layers.items()
         ],
@@ -54,15 +58,6 @@ def plan_answer(parameters: Mapping[str, str]) -> dict[str, Any]:
         "fields": specs.fields,
         "departs": specs.departs,
         "copy": {"reference": specs.files[0].text, "target": specs.files[1].text, "python": python_of(plan)},
-    }
-
-
-def _reference(plan: Plan) -> dict[str, Any]:
-    shape = plan.reference.shape
-    return {
-        "notation": str(shape.main),
-        "active_width": shape.active_width,
-        "parameters": asdict(shape.parameters),
     }
 
 
