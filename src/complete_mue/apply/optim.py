@@ -151,7 +151,7 @@ def check_scheduler(scheduler: Any, steps: int = 20_000) -> None:
     finally:
         scheduler.load_state_dict(state)
         for group, before in zip(groups, kept, strict=True):
-            for key in [key for key in group if key not in before and key != "params"]:
+            for key in group.keys() - before.keys() - {"params"}:
                 del group[key]
             for key, value in before.items():
                 if isinstance(value, Tensor) and isinstance(group[key], Tensor):

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from complete_mue.errors import one_of
 from complete_mue.layout.tensors import Role
 from complete_mue.plan.explain import explain
 from complete_mue.plan.plan import Plan
 from complete_mue.plan.transfer import transfer
 from complete_mue.rules import DEFAULT_RULES, Rules
 from complete_mue.web.compare import chosen, compared
-from complete_mue.web.fields import FieldError, Specs, read
+from complete_mue.web.fields import Specs, read
 from complete_mue.web.picture import block_svg
 from complete_mue.web.texts import python_of
 
@@ -21,15 +20,13 @@ from complete_mue.web.texts import python_of
 def planned(parameters: Mapping[str, str]) -> tuple[Specs, Plan]:
     """The plan of a filled-in form, or a ``MueError`` with the command line's text."""
     specs = read(parameters)
-    given = {"betas": parameters.get("betas") or "transfer", "duration": parameters.get("duration") or "scaled"}
-    one_of("betas", given["betas"], ("transfer", "hold"), FieldError)
-    one_of("duration", given["duration"], ("scaled", "fixed"), FieldError)
+    duration, betas = parameters.get("duration") or "scaled", parameters.get("betas") or "transfer"
     plan = transfer(
         specs.reference,
         specs.shape,
         specs.budget,
-        rules=Rules(parameters.get("rules") or DEFAULT_RULES, duration=given["duration"]),  # type: ignore[arg-type]
-        betas=given["betas"],  # type: ignore[arg-type]  # one of the two, as checked
+        rules=Rules(parameters.get("rules") or DEFAULT_RULES, duration=duration),  # type: ignore[arg-type]
+        betas=betas,  # type: ignore[arg-type]  # like the duration, checked when used
     )
     return specs, plan
 
