@@ -149,7 +149,8 @@ def test_missing_gradients_and_precision(model: Small, plan: mue.Plan) -> None:
     model.zero_grad()
     assert mue.clip_grad_norm_(model, plan, 1.0, family=FAMILY) == 0
     half = [torch.full((1000,), 0.01, dtype=torch.bfloat16), torch.ones(3, dtype=torch.float64)]
-    assert _norm(half, [2.0, 1.0]).item() == pytest.approx(math.sqrt(4 * 1000 * half[0][0].item() ** 2 + 3), rel=1e-5)
+    norm = _norm([(half[0], 2.0), (half[1], 1.0)])
+    assert norm.item() == pytest.approx(math.sqrt(4 * 1000 * half[0][0].item() ** 2 + 3), rel=1e-5)
 
 
 def test_a_changed_model_is_bound_anew(model: Small, plan: mue.Plan) -> None:

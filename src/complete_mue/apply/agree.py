@@ -55,18 +55,15 @@ def says_normalized(model: nn.Module, family: Family) -> bool:
     return bool(getattr(getattr(model, "config", None), family.normalized, False))
 
 
-class Normalize:
-    """A forward hook for routers that return (logits, weights, index): weights sum to one."""
-
-    def __call__(self, module: nn.Module, inputs: Any, output: Any) -> Any:
-        """The router's output with its weights divided by their sum."""
-        logits, weights, index = output
-        return logits, weights / weights.sum(-1, keepdim=True), index
+def normalized(module: nn.Module, inputs: Any, output: Any) -> Any:
+    """A forward hook for routers that return (logits, weights, index): weights are divided by their sum."""
+    logits, weights, index = output
+    return logits, weights / weights.sum(-1, keepdim=True), index
 
 
 def is_normalizing(model: nn.Module) -> bool:
     """Whether ``normalize_routing`` was called on this model."""
-    return any(isinstance(hook, Normalize) for module in model.modules() for hook in module._forward_hooks.values())
+    return any(hook is normalized for module in model.modules() for hook in module._forward_hooks.values())
 
 
 def check_agreement(model: nn.Module, family: Family, specs: Sequence[TensorSpec], seen: Seen) -> None:

@@ -21,12 +21,12 @@ import torch
 from torch import nn
 
 from complete_mue.apply.agree import (
-    Normalize,
     check_agreement,
     check_attention_scale,
     factor_of,
     head_size,
     is_normalizing,
+    normalized,
     says_active,
     says_normalized,
 )
@@ -350,7 +350,7 @@ def normalize_routing(model: nn.Module, family: Family | None = None) -> list[An
         raise BindError(f"{type(model).__name__} has no router: nothing to normalize")
     if known is None or says_normalized(model, known) or is_normalizing(model):
         return []
-    return [model.get_submodule(name).register_forward_hook(Normalize()) for name in dict.fromkeys(routers)]
+    return [model.get_submodule(name).register_forward_hook(normalized) for name in dict.fromkeys(routers)]
 
 
 # -- shape ---------------------------------------------------------------------------------------------------------

@@ -136,8 +136,8 @@ def check(
     real("tolerance", tolerance, positive=False)
     rules, reference = Rules.named(rules), reference or small_reference()
     names = [axes] if isinstance(axes, str) else list(AXES if axes is None else axes)
-    results, not_walked, seen = [], list[NotWalked](), _Findings()
-    walk = _Walk(build, rules, steps, seeds, tolerance, update_effect, progress, seen)
+    results, not_walked = [], list[NotWalked]()
+    walk = _Walk(build, rules, steps, seeds, tolerance, update_effect, progress)
     for axis, line in axis_lines(names, layout, None if points is None else list(points)).items():
         plans = [transfer(reference, point.shape, point.budget, rules=rules, betas="hold") for point in line]
         progress(f"{axis}: building")
@@ -155,7 +155,7 @@ def check(
         first, *others = not_walked
         more = f" (and {len(others)} other axes)" if others else ""
         raise RunError(f"build(plan) can make no axis: {first.axis}: {first.reason}{more}; give points= of your own")
-    return CheckResult(rules.name, steps, seeds, tolerance, tuple(results), seen.all(), tuple(not_walked))
+    return CheckResult(rules.name, steps, seeds, tolerance, tuple(results), walk.findings(), tuple(not_walked))
 
 
 def _cannot_make(build: Callable[[Plan], Setup], plans: list[Plan]) -> MueError | None:
@@ -169,27 +169,10 @@ def _cannot_make(build: Callable[[Plan], Setup], plans: list[Plan]) -> MueError 
     return None
 
 
-class _Findings:
-    """Findings of all models, one of each kind; ties count where no other width was seen to bear them."""
-
-    def __init__(self) -> None:
-        self.found: dict[tuple[str, str], Finding] = {}
-        self.tied: dict[tuple[str, ...], set[bool]] = {}
-
-    def add(self, findings: Iterable[Finding]) -> None:
-        for finding in findings:
-            self.found.setdefault((finding.what, any_number(finding.where)), finding)
-
-    def add_ties(self, setup: Setup, plan: Plan) -> None:
-        for names in ties(setup.model, setup.family):
-            self.tied.setdefault(names, set()).add(plan.ratios.width == 1)
-
-    def all(self) -> tuple[Finding, ...]:
-        return (*self.found.values(), *(tied(names) for names, own in self.tied.items() if own == {True}))
-
-
 @dataclass
 class _Walk:
+    """Keeps the findings of all models, one of each kind; a tie counts where no other width was seen to bear it."""
+
     build: Callable[[Plan], Setup]
     rules: Rules
     steps: int
@@ -197,19 +180,25 @@ class _Walk:
     tolerance: float
     effects: bool
     progress: Callable[[str], None]
-    findings: _Findings
+    found: dict[tuple[str, str], Finding] = field(default_factory=dict)
+    tied: dict[tuple[str, ...], set[bool]] = field(default_factory=dict)
+
+    def findings(self) -> tuple[Finding, ...]:
+        return (*self.found.values(), *(tied(names) for names, own in self.tied.items() if own == {True}))
 
     def axis(self, axis: str, line: Sequence[Point], plans: Sequence[Plan]) -> AxisCheck:
         """All models of an axis, once for each seed."""
         observed: list[list[Observed]] = [[] for _ in range(self.seeds)]
         for point, plan in zip(line, plans, strict=True):
             self.progress(f"{axis} {point.x:g}")
-            really = realized(self.build, plan)
-            self.findings.add(really.findings)
-            self.findings.add_ties(built(self.build, plan), plan)
+            findings, rates = realized(self.build, plan)
+            setup = built(self.build, plan)
+            for names in ties(setup.model, setup.family):
+                self.tied.setdefault(names, set()).add(plan.ratios.width == 1)
             for seed, models in enumerate(observed):
-                models.append(self.measure(plan, really.rates, seed))
-            self.findings.add(observed[0][-1].findings)
+                models.append(self.measure(plan, rates, seed))
+            for finding in (*findings, *observed[0][-1].findings):
+                self.found.setdefault((finding.what, any_number(finding.where)), finding)
         xs, first = [point.x for point in line], observed[0]
         expected = {Role.READOUT: slope_of(xs, [[_readout_size(plan) for plan in plans]]).value}
         rate = slope_of(xs, [[_sparsity_rate(plan) for plan in plans]]).value
@@ -229,7 +218,7 @@ class _Walk:
         plan = transfer(own, own.shape, own.budget, rules=self.rules, betas="hold")
         base = line[0].effects
         if _cannot_make(self.build, [plan]) is None:
-            base = self.measure(plan, realized(self.build, plan).rates).effects
+            base = self.measure(plan, realized(self.build, plan)[1]).effects
         for role in line[0].effects:
             like = role if role in base else _COUNTERPARTS.get(role, role)
             effects = [o.effects.get(role) for o in line]

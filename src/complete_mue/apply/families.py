@@ -182,13 +182,7 @@ _FUSED_DENSE = """
     ~mlp.down_proj.weight                | dense_down    | width <hidden>
 """
 _SCALED_EMBEDDING = {"embedding": "hidden_size**0.5"}
-_POST_NORM_ATTENTION = """
-    ~self_attn.{q,k,v}_proj.weight       | attention_in  | heads <width>
-    ?~self_attn.{q,k,v}_proj.bias        | bias          | heads
-    ~self_attn.o_proj.weight             | attention_out | width <heads>           | inner
-    ?~self_attn.o_proj.bias              | bias          | width
-    ?~self_attn.{q,k}_norm.weight        | norm          | heads
-"""
+_POST_NORM_ATTENTION = _inner(_ATTENTION).replace("norm | head", "norm | heads")
 _MAMBA = "Complete-muE has rules for its attention layers, but none for its state-space layers (A_log, D, dt, conv1d)"
 
 _DENSE_FAMILIES = (
@@ -294,12 +288,11 @@ _MOE_FAMILIES = (
         )
         for name, normalized in (("qwen3_next", "norm_topk_prob"), ("qwen3_5_moe_text", True))
     ),
-    _family("olmoe", *_LLAMA, _GATE, _EXPERTS, active="num_experts_per_tok", normalized="norm_topk_prob"),
+    _moe("olmoe", *_LLAMA, _GATE, _EXPERTS),
     # Norms stand behind both branches: the residual factor belongs to their gains.
-    _family(
+    _moe(
         "flex_olmo", _ENDS, _GATE, _POST_NORM_ATTENTION, _inner(_EXPERTS),
         "~post_{attention,feedforward}_layernorm.weight | norm | width | residual",
-        active="num_experts_per_tok", normalized="norm_topk_prob",
     ),
     *(
         _moe(name, _ENDS, _NORMS, _LATENT_ATTENTION, _ROUTED, _SHARED, native=_ROUTED_SCALE)

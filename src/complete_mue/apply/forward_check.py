@@ -94,8 +94,8 @@ def _routing(binding: Binding, plan: Plan, seen: Observation) -> Iterator[Findin
             continue
         planned, taken = plan.shape.blocks[layer].active, index.sort(-1).values
         distinct = 1 + (taken[..., 1:] != taken[..., :-1]).sum(-1)
-        if int(distinct.min()) != planned or int(distinct.max()) != planned:
-            few, many = int(distinct.min()), int(distinct.max())
+        few, many = int(distinct.min()), int(distinct.max())
+        if not few == many == planned:
             found = f"{few}" if few == many else f"{few} to {many}"
             yield Finding("routing", name, f"a token takes {found} experts, the plan says {planned}")
         elif planned == 1 and float((weights - weights.mean()).abs().max()) < 1e-6:

@@ -128,9 +128,8 @@ def _role(
         change = statistics.fmean(rms(after.branches[key] - before.branches[key]) * depth for key in keys)
     else:
         # A shared expert is judged by its share of the block's active width: of many terms, each is a small one.
-        shares = [_share(b, plan) for b in members]
-        scale = [b.spec.multiplier * (depth if role is Role.SHARED_DOWN else 1.0) for b in members]
-        seen_as = [(before.products[b.name], m, share) for b, m, share in zip(members, scale, shares, strict=True)]
+        times = depth if role is Role.SHARED_DOWN else 1.0
+        seen_as = [(before.products[b.name], b.spec.multiplier * times, _share(b, plan)) for b in members]
         size = statistics.fmean(seen.size * m / share**0.5 for seen, m, share in seen_as)
         change = statistics.fmean(seen.change * m / share for seen, m, share in seen_as)
     return Measured(size, change / lr, statistics.fmean(formulas) if formulas else None, max(uneven))

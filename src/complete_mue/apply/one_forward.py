@@ -124,10 +124,9 @@ class Capture(TorchFunctionMode):
         self._stack = ExitStack()
 
     def __enter__(self) -> Capture:
-        branches = [branch_modules(self.model, self.specs, layer) for layer in self.layers]
-        wanted: dict[str, None] = {name: None for found in branches for name in found.values()}
-        wanted |= {owner(spec): None for spec in self.specs if spec.role in _WATCHED}
-        for name in wanted:
+        found = [branch_modules(self.model, self.specs, layer) for layer in self.layers]
+        branches = [name for each in found for name in each.values()]
+        for name in dict.fromkeys([*branches, *(owner(spec) for spec in self.specs if spec.role in _WATCHED)]):
             self._hook(name, None)
         for layer, name in self.layers.items():
             self._hook(name, layer)

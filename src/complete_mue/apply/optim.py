@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -64,10 +64,9 @@ def clip_grad_norm_(
         real("max_norm", max_norm)
     binding = bind(model, plan, family) if binding is None else binding
     found = [(grad, b.folded) for b in binding if (grad := b.parameter.grad) is not None]
-    gradients = [gradient for gradient, _ in found]
-    total = _norm(gradients, [weight for _, weight in found])
+    total = _norm(found)
     if max_norm != math.inf:
-        _scale(gradients, (max_norm / (total + 1e-6)).clamp(max=1.0))
+        _scale([gradient for gradient, _ in found], (max_norm / (total + 1e-6)).clamp(max=1.0))
     return total
 
 
@@ -81,10 +80,10 @@ def _scale(gradients: Sequence[Tensor], factor: Tensor) -> None:
         torch._foreach_mul_(same, factor.to(device))
 
 
-def _norm(gradients: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """Global norm of weights times gradients: one kernel per device and dtype, one reduction per way of sharding."""
-    shares: dict[tuple[Any, ...], tuple[list[Tensor], list[float]]] = {}
-    for gradient, weight in zip(gradients, weights, strict=True):
+def _norm(weighed: Iterable[tuple[Tensor, float]]) -> Tensor:
+    """Global norm of gradients times weights: one kernel per device and dtype, one reduction per way of sharding."""
+    shares: dict[tuple[Any, ...], list[tuple[Tensor, float]]] = {}
+    for gradient, weight in weighed:
         mesh, sharded = None, tuple[bool, ...]()
         if isinstance(gradient, DTensor):
             if any(placement.is_partial() for placement in gradient.placements):
@@ -95,17 +94,16 @@ def _norm(gradients: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
             # Whatever is not held whole is cut: FSDP2 over experts dealt out has a placement that is no Shard.
             mesh, sharded = gradient.device_mesh, tuple(not p.is_replicate() for p in gradient.placements)
             gradient = gradient.to_local()
-        part = shares.setdefault((mesh, sharded, gradient.device, gradient.dtype), ([], []))
-        part[0].append(gradient)
-        part[1].append(weight)
-    totals = [_share(mesh, sharded, *share) for (mesh, sharded, *_), share in shares.items()]
+        shares.setdefault((mesh, sharded, gradient.device, gradient.dtype), []).append((gradient, weight))
+    totals = [_share(mesh, sharded, share) for (mesh, sharded, *_), share in shares.items()]
     if not totals:
         return torch.zeros(())
     whole: Tensor = torch.linalg.vector_norm(torch.stack([total.to(totals[0].device) for total in totals]))
     return whole
 
 
-def _share(mesh: Any, sharded: tuple[bool, ...], gradients: list[Tensor], weights: list[float]) -> Tensor:
+def _share(mesh: Any, sharded: tuple[bool, ...], weighed: list[tuple[Tensor, float]]) -> Tensor:
+    gradients, weights = map(list, zip(*weighed, strict=True))
     precise = torch.promote_types(gradients[0].dtype, torch.float32)
     norms = torch._foreach_norm(gradients, 2, dtype=precise)
     # Factors as plain numbers: a tensor of them would be a copy to the device that the host waits for.
@@ -153,7 +151,7 @@ def check_scheduler(scheduler: Any, steps: int = 20_000) -> None:
     finally:
         scheduler.load_state_dict(state)
         for group, before in zip(groups, kept, strict=True):
-            for key in [key for key in group if key not in before and key != "params"]:
+            for key in group.keys() - before.keys() - {"params"}:
                 del group[key]
             for key, value in before.items():
                 if isinstance(value, Tensor) and isinstance(group[key], Tensor):
@@ -168,8 +166,8 @@ def _copied(value: Any) -> Any:
 
 def _check_ratios(name: str, step: int, planned: list[float], now: list[float], groups: list[dict[str, Any]]) -> None:
     # A group planned at 0 that stays there fits any factor.
-    rates = [(lr, start, i) for i, (lr, start) in enumerate(zip(now, planned, strict=True)) if lr or start]
-    factors = [(lr / start if start else math.inf, i) for lr, start, i in rates]
+    rates = enumerate(zip(now, planned, strict=True))
+    factors = [(lr / start if start else math.inf, i) for i, (lr, start) in rates if lr or start]
     for factor, i in factors:
         first, j = factors[0]
         # Differences below 1e-5 of the planned rate move nothing: schedulers round, and end near zero.

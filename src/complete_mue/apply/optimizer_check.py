@@ -24,6 +24,8 @@ from complete_mue.errors import RunError
 from complete_mue.layout import Role
 from complete_mue.plan.plan import Plan
 
+_TOLERANCE = 0.02
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -37,16 +39,9 @@ class Finding:
         return f"{self.what} of {self.where}: {self.message}"
 
 
-@dataclass(frozen=True)
-class Realized:
-    """What is not as planned, and the learning rate of each tensor by name."""
-
-    findings: list[Finding]
-    rates: dict[str, float]
-
-
-def realized(build: Callable[[Plan], Setup], plan: Plan, tolerance: float = 0.02) -> Realized:
-    """Compare initial weights and the first optimizer steps of ``build(plan)`` with the plan, tensor by tensor."""
+def realized(build: Callable[[Plan], Setup], plan: Plan) -> tuple[list[Finding], dict[str, float]]:
+    """Compare initial weights and the first optimizer steps of ``build(plan)`` with the plan, tensor by tensor: what is
+    not as planned, and the learning rate of each tensor by name."""
     setup = built(build, plan)
     binding = bind(setup.model, plan, setup.family)
     findings = [*_initial(binding), *_alike(binding), *_scheduler(setup), *_clipping(setup, binding)]
@@ -54,20 +49,20 @@ def realized(build: Callable[[Plan], Setup], plan: Plan, tolerance: float = 0.02
     full = _without(decay, _step(build, plan, lambda b: 1e6))
     small = _without(decay, _step(build, plan, lambda b: b.row.eps))
     factors = [full[b.name] / b.row.lr for b in binding]
-    right = any(math.isclose(factor, 1, rel_tol=tolerance) for factor in factors)
+    right = any(math.isclose(factor, 1, rel_tol=_TOLERANCE) for factor in factors)
     warmup = 1.0 if right else statistics.median(factors)
     for b in binding:
         lr = full[b.name]
         wd = decay[b.name] / lr if lr else math.nan
-        findings += _compare("lr", b, lr, warmup * b.row.lr, tolerance)
-        findings += _compare("weight_decay", b, wd, b.row.weight_decay, tolerance)
+        findings += _compare("lr", b, lr, warmup * b.row.lr)
+        findings += _compare("weight_decay", b, wd, b.row.weight_decay)
         if b.row.eps and lr:
             eps = b.row.eps * (lr / small[b.name] - 1) if small[b.name] else math.inf
             findings += _compare("eps", b, eps, b.row.eps, 0.1)
-    return Realized(findings + _betas(setup, binding, plan), full)
+    return findings + _betas(setup, binding, plan), full
 
 
-def _compare(what: str, bound: Bound, got: float, planned: float, tolerance: float) -> list[Finding]:
+def _compare(what: str, bound: Bound, got: float, planned: float, tolerance: float = _TOLERANCE) -> list[Finding]:
     if math.isclose(got, planned, rel_tol=tolerance, abs_tol=1e-12 + 1e-4 * (what == "weight_decay")):
         return []
     times = f", {got / planned:.3g} times as much" if planned else ""

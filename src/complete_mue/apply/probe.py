@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -58,16 +59,14 @@ def look(model: nn.Module, specs: Sequence[TensorSpec], *, forward: bool = True)
     problem = cannot_run(parameters, specs) if forward else "not wanted"
     if problem:
         return Seen("fields", fields, problem=problem)
-    if any(x.dtype in COARSE for x in model.parameters()):
+    coarse = any(x.dtype in COARSE for x in model.parameters())
+    for stand_in in (in_float32, nullcontext) if coarse else (nullcontext,):
         try:
-            with in_float32(model):
+            with stand_in(model):
                 return _look(model, specs, fields)
-        except NoForwardError:
-            pass
-    try:
-        return _look(model, specs, fields)
-    except NoForwardError as error:
-        return Seen("fields", fields, problem=str(error))
+        except NoForwardError as error:
+            problem = str(error)
+    return Seen("fields", fields, problem=problem)
 
 
 def _look(model: nn.Module, specs: Sequence[TensorSpec], fields: Mapping[int, Routing]) -> Seen:

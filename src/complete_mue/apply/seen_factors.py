@@ -6,7 +6,7 @@ A layer's output minus its input is fitted as a sum of its branches, by least sq
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -57,8 +57,7 @@ def _summed(capture: Capture, layer: int, branches: Mapping[str, Tensor]) -> dic
         return {}
     if any(branch.numel() != after.numel() for branch in branches.values()):
         return {}
-    x = torch.stack([branch.double().reshape(-1) for branch in branches.values()], 1)
-    found = _fit(x, (after.double() - before.double()).reshape(-1), _noise(after))
+    found = _fit([*branches.values()], after.double() - before.double(), _noise(after))
     return dict(zip(branches, found, strict=True)) if all(error < math.inf for _, error in found) else {}
 
 
@@ -70,15 +69,13 @@ def _carried(capture: Capture, layer: int, branches: Mapping[str, str]) -> dict[
         nexts.append(after)
     found: dict[str, tuple[float, float]] = {}
     for name, module in branches.items():
-        given = floating(capture.inputs.get(module, ()))
+        columns = [*floating(capture.inputs.get(module, ()))[:1], capture.outputs[module]]
         for after in nexts:
-            columns = [given[0], capture.outputs[module]] if given else []
-            if not columns or any(column.numel() != after.numel() for column in columns):
+            if len(columns) < 2 or any(column.numel() != after.numel() for column in columns):
                 continue
             if after.dtype in COARSE:  # several sums hold within its rounding
                 continue
-            x = torch.stack([column.double().reshape(-1) for column in columns], 1)
-            fit = _fit(x, after.double().reshape(-1), _noise(after))[1]
+            fit = _fit(columns, after, _noise(after))[1]
             if fit[1] < found.get(name, (0.0, _EXACT))[1]:
                 found[name] = fit
     return found
@@ -97,12 +94,13 @@ def _gate(capture: Capture, layer: int) -> Tensor | None:
     return None
 
 
-def _fit(x: Tensor, y: Tensor, noise: float) -> list[tuple[float, float]]:
+def _fit(columns: Sequence[Tensor], y: Tensor, noise: float) -> list[tuple[float, float]]:
     """Least squares: every column's factor, and its error relative to it; infinite where the sum does not hold.
 
     ``noise`` is the rms error of one entry of ``y``; columns that are nearly alike cannot be told apart.
     """
-    nothing = [(math.nan, math.inf)] * x.shape[1]
+    x, y = torch.stack([column.double().reshape(-1) for column in columns], 1), y.double().reshape(-1)
+    nothing = [(math.nan, math.inf)] * len(columns)
     if not bool(torch.isfinite(x).all() and torch.isfinite(y).all()) or bool((x.square().sum(0) == 0).any()):
         return nothing
     size = x.square().sum(0).sqrt()
@@ -140,4 +138,4 @@ def end_factors(
 def _ratio(x: Tensor, y: Tensor) -> tuple[float, float]:
     if x.shape != y.shape:
         return math.nan, math.inf
-    return _fit(x.double().reshape(-1, 1), y.double().reshape(-1), 4 * _noise(y))[0]
+    return _fit([x], y, 4 * _noise(y))[0]

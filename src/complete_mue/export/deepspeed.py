@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from complete_mue.export.hf import FAMILIES, document
+from complete_mue.export.hf import FAMILIES, adamw, document
 from complete_mue.plan.plan import Plan
 
 NAME = "deepspeed"
@@ -23,7 +23,5 @@ Not covered: deepspeed.moe.layer.MoE, whose gate does not normalize a single wei
 
 def render(plan: Plan) -> str:
     """The JSON text."""
-    hyper = plan.hyper
-    params = {"lr": hyper.lr, "betas": hyper.betas, "eps": hyper.eps, "weight_decay": hyper.weight_decay}
-    config = {"optimizer": {"type": "AdamW", "params": params}, "gradient_clipping": 0.0}
+    config = {"optimizer": {"type": "AdamW", "params": adamw(plan.hyper)}, "gradient_clipping": 0.0}
     return document(plan, NAME, CHECKED, _USE, {"config": config})

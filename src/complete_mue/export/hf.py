@@ -8,6 +8,7 @@ from typing import Any
 
 from complete_mue.export.settings import Setting, as_part_of, behind, header, layer_pattern, settings
 from complete_mue.layout.hf_config import PLAIN
+from complete_mue.layout.reference import Hyper
 from complete_mue.layout.tensors import Role
 from complete_mue.plan.plan import Plan
 
@@ -65,15 +66,13 @@ Families: {", ".join(FAMILIES)}."""
 
 def render(plan: Plan) -> str:
     """The JSON text."""
-    hyper = plan.hyper
-    optimizer = {
-        "class": "torch.optim.AdamW",
-        "lr": hyper.lr,
-        "betas": hyper.betas,
-        "eps": hyper.eps,
-        "weight_decay": hyper.weight_decay,
-    }
+    optimizer = {"class": "torch.optim.AdamW", **adamw(plan.hyper)}
     return document(plan, NAME, CHECKED, _USE, {"optimizer": optimizer})
+
+
+def adamw(hyper: Hyper) -> dict[str, Any]:
+    """The global settings, by the names that torch's AdamW has for them."""
+    return {"lr": hyper.lr, "betas": hyper.betas, "eps": hyper.eps, "weight_decay": hyper.weight_decay}
 
 
 def document(plan: Plan, tool: str, checked: str, use: str, sections: dict[str, Any]) -> str:

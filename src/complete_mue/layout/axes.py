@@ -44,12 +44,6 @@ class Axis:
     places: tuple[int, ...]
     make: Callable[[int, str], tuple[ModelShape, int]]
 
-    def points(self, layout: str) -> list[Point]:
-        """The models of a check."""
-        tokens = small_reference().budget.batch_tokens
-        made = [(x, *self.make(x, layout)) for x in self.places]
-        return [Point(float(x), shape, Budget(batch * tokens, 100)) for x, shape, batch in made]
-
 
 def _moe(text: str, h: int, width: int = WIDTH, depth: int = DEPTH, batch: int = 1) -> tuple[ModelShape, int]:
     return ModelShape(width, depth, FeedForward.parse(text, h), head_dim=HEAD_DIM), batch
@@ -85,7 +79,9 @@ def axis_points(axis: str, layout: str | None = None) -> list[Point]:
     keep their own. A term without ``@width`` gets experts of a quarter of the residual width.
     """
     one_of("axis", axis, AXES, RunError)
-    return AXES[axis].points(LAYOUT if layout is None else layout)
+    found, budget = AXES[axis], small_reference().budget
+    made = [(x, *found.make(x, LAYOUT if layout is None else layout)) for x in found.places]
+    return [Point(float(x), shape, Budget(batch * budget.batch_tokens, budget.steps)) for x, shape, batch in made]
 
 
 def axis_lines(axes: list[str], layout: str | None, points: list[Point] | None) -> dict[str, list[Point]]:

@@ -197,9 +197,8 @@ def _routes(config: _Config, layer: int) -> bool:
     if isinstance(kinds, list):
         return layer < len(kinds) and kinds[layer] == "sparse"
 
-    def every(*names: str) -> bool:
-        step = next((config.number(name) for name in names if config.has(name)), 1)
-        return (layer + 1) % step == 0
+    def every(name: str) -> bool:
+        return not config.has(name) or (layer + 1) % config.number(name) == 0
 
     if "first_dense" in READABLE[config.data["model_type"]]:
         end = config.number("moe_layer_end_index", least=-1) if config.has("moe_layer_end_index") else -1

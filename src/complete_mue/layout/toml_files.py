@@ -31,6 +31,7 @@ T = TypeVar("T")
 SHAPE_KEYS = ("width", "depth", "feed_forward", "expansion", "expert_width", "dense_layers", "head_dim")
 BUDGET_KEYS = ("batch_tokens", "steps")
 HYPER_KEYS = ("lr", "weight_decay", "init_std", "betas", "eps", "route_scale", "attention_scale")
+_TABLES = ("shape", "budget", "hyper", "tuned")
 _NEEDED = {
     "shape": ("width", "depth", "feed_forward"),
     "budget": BUDGET_KEYS,
@@ -50,7 +51,13 @@ class Document:
             raise FileError(f"{name}: not valid TOML: {str(problem) or 'nested too deeply'}") from None
         if _holds_huge_number(self.data):
             raise FileError(f"{name}: holds a whole number of more than 64 bits; no key takes one")
-        self._no_others("shape", "budget", "hyper", "tuned")
+        for key in self.data:
+            if key not in _TABLES:
+                raise FileError(
+                    f"{self._at(key) if isinstance(self.data[key], dict) else self._at('', key)}: "
+                    f"unknown name {key!r}{nearest(key, _TABLES)}; "
+                    f"a file of this kind has {', '.join(f'[{k}]' for k in _TABLES)}"
+                )
 
     @classmethod
     def read(cls, path: Path, holds: str = "[shape] and [budget]") -> Document:
@@ -137,16 +144,6 @@ class Document:
                 raise FileError(f"{self._at(name)}: [{name}] has no {key!r}; add it", field=key, remedy="add it")
         return data
 
-    def _no_others(self, *known: str) -> None:
-        """Refuse top-level names that are not known."""
-        for name in self.data:
-            if name not in known:
-                raise FileError(
-                    f"{self._at(name) if isinstance(self.data[name], dict) else self._at('', name)}: "
-                    f"unknown name {name!r}{nearest(name, known)}; "
-                    f"a file of this kind has {', '.join(f'[{k}]' for k in known)}"
-                )
-
     def _checked(self, table: str, data: Mapping[str, Any], make: Callable[[], T], otherwise: str | None = None) -> T:
         """Run ``make``; put file and line before what it complains about, or those of the key ``otherwise``."""
         try:
@@ -222,16 +219,23 @@ def read_target(path: str | Path) -> tuple[ModelShape, Budget]:
     return Document.read(Path(path)).target()
 
 
+def shape_table(shape: ModelShape) -> dict[str, object] | None:
+    """The values of [shape], None for those to leave out; None where layers differ in a way no layout can say."""
+    if not isinstance(shape.feed_forward, FeedForward):
+        return None
+    return {
+        "width": shape.width, "depth": shape.depth, "feed_forward": shape.feed_forward.with_widths,
+        "dense_layers": shape.dense_layers or None, "head_dim": shape.head_dim,
+    }  # fmt: skip
+
+
 def reference_toml(reference: Reference, notes: Sequence[str] = ()) -> str:
     """A reference as the text of a TOML file that ``read_reference`` reads back; ``notes`` go on top as comments."""
-    shape, hyper = reference.shape, reference.hyper
-    if not isinstance(shape.feed_forward, FeedForward):
+    shape, hyper = shape_table(reference.shape), reference.hyper
+    if shape is None:
         raise FileError("a reference with one block per layer cannot be written as TOML: give one block for all layers")
     tables: dict[str, dict[str, object]] = {
-        "shape": {
-            "width": shape.width, "depth": shape.depth, "feed_forward": shape.feed_forward.with_widths,
-            "dense_layers": shape.dense_layers or None, "head_dim": shape.head_dim,
-        },
+        "shape": shape,
         "budget": {"batch_tokens": reference.budget.batch_tokens, "steps": reference.budget.steps},
         "hyper": {
             "lr": hyper.lr, "weight_decay": hyper.weight_decay, "init_std": hyper.init_std, "betas": list(hyper.betas),

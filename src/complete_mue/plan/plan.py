@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from complete_mue.errors import TransferError
-from complete_mue.layout.reference import Hyper, Reference, Tuned
+from complete_mue.layout.reference import TUNABLE, Hyper, Reference, Tuned
 from complete_mue.layout.shape import Budget, ModelShape
 from complete_mue.layout.tensors import Role
 from complete_mue.plan.explain import explain
@@ -59,17 +59,17 @@ class Plan:
 
     def fold(self) -> Plan:
         """The same training run without any multiplier in the forward pass."""
-        return self._with_rows(lambda row: replace(fold(row), because=self._because(row, folded=True)))
+        return self._with_rows(fold, folded=True)
 
     def unfold(self) -> Plan:
         """Back to multiplier form."""
-        return self._with_rows(lambda row: replace(unfold(row), because=self._because(row, folded=False)))
+        return self._with_rows(unfold, folded=False)
 
-    def _because(self, row: Row, *, folded: bool) -> str:
-        return because(self.rules.table[row.role], folded=folded)
+    def _with_rows(self, change: Callable[[Row], Row], *, folded: bool) -> Plan:
+        def changed(row: Row) -> Row:
+            return replace(change(row), because=because(self.rules.table[row.role], folded=folded))
 
-    def _with_rows(self, change: Callable[[Row], Row]) -> Plan:
-        return replace(self, rows=tuple(map(change, self.rows)), absent=tuple(map(change, self.absent)))
+        return replace(self, rows=tuple(map(changed, self.rows)), absent=tuple(map(changed, self.absent)))
 
     @property
     def is_folded(self) -> bool:
@@ -79,17 +79,10 @@ class Plan:
     def as_reference(self) -> Reference:
         """The target as a reference of its own, each role with its settings: transfers compose through it. Heads whose
         size the target leaves open are the reference's."""
-        tuned = {}
-        for row in reversed((*self.unfold().rows, *self.unfold().absent)):
-            tuned[row.role] = Tuned(
-                output=row.output,
-                route_scale=row.route_scale if row.role is Role.EXPERT_DOWN else None,
-                residual=row.residual,
-                init_std=row.init_std,
-                lr=row.lr,
-                weight_decay=row.weight_decay,
-                eps=row.eps,
-            )
+        plan, tuned = self.unfold(), {}
+        for row in reversed((*plan.rows, *plan.absent)):
+            own = [name for name in TUNABLE if name != "route_scale" or row.role is Role.EXPERT_DOWN]
+            tuned[row.role] = Tuned(**{name: getattr(row, name) for name in own})
         shape, scale, before = self.shape, self.attention_scale, self.reference
         if scale is None and before.shape.head_dim is not None:  # left open: heads and their factor stay as they were
             shape = replace(shape, head_dim=before.shape.head_dim).counted(shape.parameters)
@@ -111,7 +104,7 @@ class Plan:
 
     def sde_with_load(self, load: Sequence[float]) -> LoadSde:
         """sigma0 of each expert under a measured load (each expert's share of the tokens; sums to active)."""
-        return sde_with_load(self.reference, self.shape, self.budget, self.hyper, load)
+        return sde_with_load(self.reference, self.shape, self.ratios, self.hyper, load)
 
     @property
     def trust(self) -> Trust:

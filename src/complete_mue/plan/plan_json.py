@@ -40,12 +40,7 @@ def to_dict(plan: Plan) -> dict[str, Any]:
         "sde": {
             "exact": plan.sde.exact,
             "grade": plan.sde.grade,
-            "sigma0": plan.sde.sigma0,
-            "lambda": plan.sde.lambda_,
-            "horizon": plan.sde.horizon,
-            "expert_sigma0": plan.sde.expert_sigma0,
-            "expert_batch": plan.sde.expert_batch,
-            "expert_duration": plan.sde.expert_duration,
+            **{name.rstrip("_"): ratio for name, ratio in asdict(plan.sde).items()},
             "verdict": str(plan.sde),
         },
         "trust": asdict(plan.trust),
@@ -91,6 +86,7 @@ def read_dict(data: Any) -> dict[str, Any]:
         shape = _shape_from_dict(target["shape"]).counted(Parameters(**weights))
         budget = Budget(**target["budget"])
         hyper = Hyper(init_std=reference.hyper.init_std, **glob)
+        ratios = Ratios.between(reference, shape, budget)
         one_of("betas", data["betas"], ("transfer", "hold"), FileError)
         return {
             "reference": reference,
@@ -98,11 +94,11 @@ def read_dict(data: Any) -> dict[str, Any]:
             "budget": budget,
             "rules": Rules(**data["rules"]),
             "betas": data["betas"],
-            "ratios": Ratios.between(reference, shape, budget),
+            "ratios": ratios,
             "hyper": hyper,
             "rows": tuple(_row_from_dict(row) for row in data["rows"]),
             "absent": tuple(_row_from_dict(row) for row in data["absent"]),
-            "sde": sde_report(reference, shape, budget, hyper),
+            "sde": sde_report(reference, shape, ratios, hyper),
         }
     except (KeyError, TypeError, AttributeError, IndexError, OverflowError, ZeroDivisionError) as problem:
         raise FileError(

@@ -164,10 +164,9 @@ def to_text(plan: Plan) -> str:
     """The terminal table as plain text."""
     from rich.console import Console
 
-    console = Console(width=WIDTH, file=io.StringIO(), markup=False, color_system=None, force_jupyter=False)
-    console.print(plan)
-    assert isinstance(console.file, io.StringIO)
-    return "\n".join(text.rstrip() for text in console.file.getvalue().splitlines()).rstrip()
+    out = io.StringIO()
+    Console(width=WIDTH, file=out, markup=False, color_system=None, force_jupyter=False).print(plan)
+    return "\n".join(text.rstrip() for text in out.getvalue().splitlines()).rstrip()
 
 
 def to_markdown(plan: Plan) -> str:
@@ -185,9 +184,5 @@ def to_csv(plan: Plan) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(ROW_COLUMNS)
-    for row in plan.rows:
-        values = [getattr(row, column) for column in ROW_COLUMNS]
-        writer.writerow(
-            ["" if value is None else repr(value) if isinstance(value, float) else str(value) for value in values]
-        )
+    writer.writerows([getattr(row, column) for column in ROW_COLUMNS] for row in plan.rows)
     return out.getvalue()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import get_args
 
 from complete_mue.errors import TransferError, one_of
@@ -47,14 +48,10 @@ def transfer(
     ratios = Ratios.between(reference, shape, budget)
     hyper = _global(reference.hyper, ratios, rules, betas)
     kinds = {shape.label(kind): kind for kind in shape.kinds}
-    present = [(role, label) for label, kind in kinds.items() for role in block_roles(kind)]
-    others = [(role, "") for role in Role if role not in FEED_FORWARD_ROLES]
-    missing = sorted(FEED_FORWARD_ROLES - {role for role, _ in present})
-
-    def row(role: Role, block: str) -> Row:
-        return _row(reference, shape, ratios, rules, role, block, kinds.get(block, shape.main))
-
-    rows = {(role, block): row(role, block) for role, block in [*others, *present]}
+    row = partial(_row, reference, shape, ratios, rules)
+    rows = [row(role, "", shape.main) for role in Role if role not in FEED_FORWARD_ROLES]
+    rows += [row(role, label, kind) for label, kind in kinds.items() for role in block_roles(kind)]
+    missing = sorted(FEED_FORWARD_ROLES - {one.role for one in rows})
     order = list(Role)
     return Plan(
         reference=reference,
@@ -64,9 +61,9 @@ def transfer(
         betas=betas,
         ratios=ratios,
         hyper=hyper,
-        rows=tuple(rows[key] for key in sorted(rows, key=lambda key: order.index(key[0]))),
-        absent=tuple(row(role, shape.label(shape.main)) for role in missing),
-        sde=sde_report(reference, shape, budget, hyper),
+        rows=tuple(sorted(rows, key=lambda one: order.index(one.role))),
+        absent=tuple(row(role, shape.label(shape.main), shape.main) for role in missing),
+        sde=sde_report(reference, shape, ratios, hyper),
     )
 
 

@@ -198,8 +198,7 @@ class Rules:
 
 @lru_cache(maxsize=64)
 def _table(rules: Rules) -> RuleTable:
-    fixed = {name: getattr(rules, name) == "fixed" for name in READINGS}
-    lines = with_fixed(CATALOG[rules.name], **fixed)
+    lines = with_fixed(CATALOG[rules.name], **{name: getattr(rules, name) == "fixed" for name in READINGS})
     if rules.forward_factor != 1:
         expert = lines[Role.EXPERT_DOWN]
         lines[Role.EXPERT_DOWN] = replace(expert, route_scale=expert.route_scale * Monomial.parse("F^-1/2"))

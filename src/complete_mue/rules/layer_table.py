@@ -70,7 +70,7 @@ COMPLETE_MUE = table({
 })  # fmt: skip
 
 
-def with_fixed(rules: RuleTable, *, eps: bool = False, weight_decay: bool = False, duration: bool = False) -> RuleTable:
+def with_fixed(rules: RuleTable, *, eps: bool, weight_decay: bool, duration: bool) -> RuleTable:
     """The other reading of the depth row: eps and/or weight decay follow the schedule alone, not width or depth. And
     lr by the batch alone, not by the number of steps."""
     fixed = {}

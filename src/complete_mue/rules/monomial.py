@@ -35,7 +35,7 @@ class Monomial:
     @classmethod
     def parse(cls, text: str) -> Monomial:
         """Read ``"1"`` or blank-separated ``symbol[^power]``."""
-        powers: dict[str, Fraction] = {}
+        product = cls()
         for part in [] if text == "1" else text.split():
             found = _FACTOR.fullmatch(part)
             if found is None:
@@ -44,8 +44,8 @@ class Monomial:
                     given=part,
                     allowed=tuple(SYMBOLS),
                 )
-            powers[found[1]] = powers.get(found[1], Fraction(0)) + Fraction(found[2] or 1)
-        return cls.of(powers)
+            product *= cls.of({found[1]: Fraction(found[2] or 1)})
+        return product
 
     @classmethod
     def of(cls, powers: Mapping[str, Fraction]) -> Monomial:

@@ -10,7 +10,7 @@ from complete_mue.layout.shape import Budget, ModelShape
 from complete_mue.layout.tensors import Role
 from complete_mue.rules.batch_duration import schedule_factor
 
-_DOWN_OF = {Role.DENSE_DOWN: "dense", Role.SHARED_DOWN: "shared", Role.EXPERT_DOWN: "expert"}
+_DOWN = (Role.DENSE_DOWN, Role.SHARED_DOWN, Role.EXPERT_DOWN)
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,11 @@ def sparsity_ratio(reference: Reference, block: FeedForward) -> float:
 
 def fan_in(block: FeedForward, role: Role, width: int) -> float:
     """What one output of this tensor sums over. A branch the block does not have counts as the whole active width."""
-    kind = _DOWN_OF.get(role)
-    if kind == "expert" and block.groups:
+    if role is Role.EXPERT_DOWN and block.groups:
         return block.routed_width / block.active
-    if kind == "shared" and block.groups and block.branches:
+    if role is Role.SHARED_DOWN and block.groups and block.branches:
         return sum(block.branches)
-    return block.active_width if kind else width
+    return block.active_width if role in _DOWN else width
 
 
 def symbols(

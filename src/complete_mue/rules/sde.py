@@ -18,7 +18,7 @@ from complete_mue.errors import ShapeError
 from complete_mue.layout.notation import FeedForward
 from complete_mue.layout.numbers import real
 from complete_mue.layout.reference import Hyper, Reference
-from complete_mue.layout.shape import Budget, ModelShape
+from complete_mue.layout.shape import ModelShape
 from complete_mue.rules.measured import (
     DRIFT,
     EXPERT_SIGMA0,
@@ -30,6 +30,7 @@ from complete_mue.rules.measured import (
     SIGMA0,
     Range,
 )
+from complete_mue.rules.ratios import Ratios
 
 Grade = Literal["exact", "near", "beyond", "far"]
 _EQUAL = 1e-9
@@ -112,16 +113,9 @@ class LoadSde:
         return f"σ0 of an expert ×{self.minimum:.4g} to ×{self.maximum:.4g}, median ×{self.median:.4g}"
 
 
-def densities(block: FeedForward) -> tuple[float, ...]:
-    """a_g / N_g of each group; (1,) for a dense block."""
-    return tuple(group.density for group in block.groups) or (1.0,)
-
-
-def sde_report(reference: Reference, shape: ModelShape, budget: Budget, hyper: Hyper) -> Sde:
+def sde_report(reference: Reference, shape: ModelShape, ratios: Ratios, hyper: Hyper) -> Sde:
     """Ratios of the SDE objects with the global lr and wd of reference and target, balanced routing."""
-    lr = hyper.lr / reference.hyper.lr
-    steps = budget.steps / reference.budget.steps
-    batch = budget.batch_tokens / reference.budget.batch_tokens
+    lr, batch = hyper.lr / reference.hyper.lr, ratios.batch
     decay = hyper.weight_decay / reference.hyper.weight_decay if reference.hyper.weight_decay else lr
     shares = [share for kind in shape.kinds if kind.groups for share in _shares(reference, kind)]
     # The expert whose noise moves most speaks for all.
@@ -129,23 +123,24 @@ def sde_report(reference: Reference, shape: ModelShape, budget: Budget, hyper: H
     return Sde(
         sigma0=lr / math.sqrt(batch),
         lambda_=decay / lr,
-        horizon=steps * lr**2,
+        horizon=ratios.steps * lr**2,
         expert_sigma0=lr / math.sqrt(batch * share),
         expert_batch=batch * share,
-        expert_duration=batch * share * steps,
+        expert_duration=batch * share * ratios.steps,
     )
 
 
 def _shares(reference: Reference, block: FeedForward) -> list[float]:
     """Per group, the part of the batch that one of its experts sees, over the reference's."""
-    ours, theirs = sorted(densities(block)), sorted(densities(reference.shape.main))
+    # a_g / N_g of each group; 1 for a dense block.
+    ours, theirs = (sorted(one.density for one in kind.groups) or [1.0] for kind in (block, reference.shape.main))
     if len(ours) != len(theirs):  # groups do not correspond: compare with the reference's mean
         theirs = [reference.shape.main.density] * len(ours)
     return [a / b for a, b in zip(ours, theirs, strict=True)]
 
 
 def sde_with_load(
-    reference: Reference, shape: ModelShape, budget: Budget, hyper: Hyper, load: Sequence[float]
+    reference: Reference, shape: ModelShape, ratios: Ratios, hyper: Hyper, load: Sequence[float]
 ) -> LoadSde:
     """sigma0 of each expert from its measured load (tokens of the step that it received, over the batch; sum = a)."""
     block = shape.main
@@ -157,8 +152,6 @@ def sde_with_load(
             f"load sums to {sum(loads):.6g}: "
             f"give each expert's share of the step's tokens, which sums to active = {block.active}"
         )
-    lr = hyper.lr / reference.hyper.lr
-    batch = budget.batch_tokens / reference.budget.batch_tokens
-    theirs = reference.shape.main.density
-    sigma0 = tuple(lr / math.sqrt(batch * share / theirs) if share else math.inf for share in loads)
+    lr, theirs = hyper.lr / reference.hyper.lr, reference.shape.main.density
+    sigma0 = tuple(lr / math.sqrt(ratios.batch * share / theirs) if share else math.inf for share in loads)
     return LoadSde(sigma0, min(sigma0), statistics.median(sigma0), max(sigma0))

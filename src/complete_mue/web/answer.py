@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from complete_mue.errors import one_of
 from complete_mue.layout.tensors import Role
 from complete_mue.plan.explain import explain
 from complete_mue.plan.plan import Plan
 from complete_mue.plan.transfer import transfer
 from complete_mue.rules import DEFAULT_RULES, Rules
 from complete_mue.web.compare import chosen, compared
-from complete_mue.web.fields import FieldError, Specs, read
+from complete_mue.web.fields import Specs, read
 from complete_mue.web.picture import block_svg
 from complete_mue.web.texts import python_of
 
@@ -21,15 +20,13 @@ from complete_mue.web.texts import python_of
 def planned(parameters: Mapping[str, str]) -> tuple[Specs, Plan]:
     """The plan of a filled-in form, or a ``MueError`` with the command line's text."""
     specs = read(parameters)
-    given = {"betas": parameters.get("betas") or "transfer", "duration": parameters.get("duration") or "scaled"}
-    one_of("betas", given["betas"], ("transfer", "hold"), FieldError)
-    one_of("duration", given["duration"], ("scaled", "fixed"), FieldError)
+    duration, betas = parameters.get("duration") or "scaled", parameters.get("betas") or "transfer"
     plan = transfer(
         specs.reference,
         specs.shape,
         specs.budget,
-        rules=Rules(parameters.get("rules") or DEFAULT_RULES, duration=given["duration"]),  # type: ignore[arg-type]
-        betas=given["betas"],  # type: ignore[arg-type]  # one of the two, as checked
+        rules=Rules(parameters.get("rules") or DEFAULT_RULES, duration=duration),  # type: ignore[arg-type]
+        betas=betas,  # type: ignore[arg-type]  # like the duration, checked when used
     )
     return specs, plan
 
@@ -37,7 +34,7 @@ def planned(parameters: Mapping[str, str]) -> tuple[Specs, Plan]:
 def plan_answer(parameters: Mapping[str, str]) -> dict[str, Any]:
     """The plan, its reasons, pictures and files, and other rule sets beside it."""
     specs, plan = planned(parameters)
-    folded = plan.fold()
+    folded, shape = plan.fold(), plan.reference.shape
     return {
         "plan": plan.to_dict(),
         "explain": {
@@ -45,7 +42,11 @@ def plan_answer(parameters: Mapping[str, str]) -> dict[str, Any]:
             "folded": [explain(folded, row) for row in folded.rows],
         },
         "schedule": plan.ratios.schedule,
-        "reference": _reference(plan),
+        "reference": {
+            "notation": str(shape.main),
+            "active_width": shape.active_width,
+            "parameters": asdict(shape.parameters),
+        },
         "layers": [
             {"notation": plan.shape.label(kind), "layers": layers} for kind, layers in plan.shape.layers.items()
         ],
@@ -54,15 +55,6 @@ def plan_answer(parameters: Mapping[str, str]) -> dict[str, Any]:
         "fields": specs.fields,
         "departs": specs.departs,
         "copy": {"reference": specs.files[0].text, "target": specs.files[1].text, "python": python_of(plan)},
-    }
-
-
-def _reference(plan: Plan) -> dict[str, Any]:
-    shape = plan.reference.shape
-    return {
-        "notation": str(shape.main),
-        "active_width": shape.active_width,
-        "parameters": asdict(shape.parameters),
     }
 
 

@@ -35,15 +35,12 @@ def compared(plan: Plan, names: tuple[str, ...]) -> dict[str, Any]:
             )
         except TransferError as problem:
             refused[name] = str(problem)
-    rows = {
-        "multiplier": [made.rows for made in plans.values()],
-        "folded": [made.fold().rows for made in plans.values()],
-    }
     return {
         "rules": [*plans],
         "refused": refused,
         "betas": [list(made.hyper.betas) for made in plans.values()],
-        **{form: [_row(row) for row in zip(*of_each, strict=True)] for form, of_each in rows.items()},
+        "multiplier": [_row(rows) for rows in zip(*(made.rows for made in plans.values()), strict=True)],
+        "folded": [_row(rows) for rows in zip(*(made.fold().rows for made in plans.values()), strict=True)],
     }
 
 

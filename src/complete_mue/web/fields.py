@@ -17,10 +17,9 @@ from typing import TypeVar
 
 from complete_mue.errors import MueError, nearest
 from complete_mue.layout.hf_config import READABLE, departs, shape_of_config
-from complete_mue.layout.notation import FeedForward
 from complete_mue.layout.reference import Reference
 from complete_mue.layout.shape import Budget, ModelShape
-from complete_mue.layout.toml_files import BUDGET_KEYS, HYPER_KEYS, SHAPE_KEYS, Document
+from complete_mue.layout.toml_files import BUDGET_KEYS, HYPER_KEYS, SHAPE_KEYS, Document, shape_table
 from complete_mue.storage import json_object
 
 T = TypeVar("T")
@@ -139,13 +138,8 @@ def _shape_in(text: str) -> ModelShape:
 
 def _form_fields(shape: ModelShape) -> dict[str, str] | None:
     """The form's values for a shape; None where layers differ in a way that one layout cannot say."""
-    if not isinstance(shape.feed_forward, FeedForward):
-        return None
-    given = {
-        "width": shape.width, "depth": shape.depth, "feed_forward": shape.feed_forward.with_widths,
-        "dense_layers": shape.dense_layers, "head_dim": shape.head_dim,
-    }  # fmt: skip
-    return {key: str(given.get(key) or "") for key in SHAPE_KEYS}
+    given = shape_table(shape)
+    return None if given is None else {key: str(given.get(key) or "") for key in SHAPE_KEYS}
 
 
 def _read(side: str, file: File, make: Callable[[Document], T]) -> T:
