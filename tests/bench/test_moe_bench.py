@@ -12,7 +12,9 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from rich.console import Console
+from typer.testing import CliRunner
 
+from complete_mue.cli import app
 from complete_mue.errors import FileError, KernelError, ShapeError
 from complete_mue.lab.bench import moe, sonic_tune
 from complete_mue.lab.bench.moe_records import WHOLE_LAYERS, BenchResult, BenchRow
@@ -71,8 +73,21 @@ def test_a_small_run_writes_reads_prints_and_draws(tmp_path: Path, no_compile: N
     assert BenchResult.read(tmp_path / "new") == result
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["moe.json"]
     assert json.loads((tmp_path / "new/moe.json").read_text())["bench"] == "moe"
-    drawn = ElementTree.parse(again.plot(tmp_path / "pictures" / "moe.svg")).getroot()
-    assert {"dense, compiled", "grouped", "experts E", "ms"} <= set(drawn.itertext())
+    picture = again.plot(tmp_path / "pictures" / "moe.svg")
+    assert picture is not None
+    assert {"dense, compiled", "grouped", "experts E", "ms"} <= set(ElementTree.parse(picture).getroot().itertext())
+
+
+def test_only_figures_with_a_time_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timed, failed = row("dense", 2.0), replace(row("dense", None, error="out of memory"), figure="granularity")
+    result = BenchResult((timed, failed), {"gpu": "none"}, 1)
+    assert result.plot(tmp_path / "moe.svg") is not None
+    assert "granularity" not in (tmp_path / "moe.svg").read_text()
+    nothing = BenchResult((failed,), {"gpu": "none"}, 1)
+    assert nothing.plot(tmp_path / "none.svg") is None
+    done = CliRunner().invoke(app, ["bench", "moe", "--draw", str(nothing.write(tmp_path / "failed"))])
+    assert done.exit_code == 0, done.output
+    assert "no row has a time, so nothing is drawn" in done.stderr
 
 
 def test_a_row_that_fails_is_a_row_with_an_error(monkeypatch: pytest.MonkeyPatch, no_compile: None) -> None:

@@ -101,7 +101,8 @@ def bench_moe_command(
     _show(result, json, None if draw else out)
     drawn = draw or (out / "moe.json" if out else None)
     if drawn is not None:
-        print(f"wrote {result.plot(drawn.with_suffix('.svg'))}", file=sys.stderr)
+        picture = result.plot(drawn.with_suffix(".svg"))
+        print(f"wrote {picture}" if picture else f"{drawn}: no row has a time, so nothing is drawn", file=sys.stderr)
 
 
 @bench.command("sweep")

@@ -142,13 +142,16 @@ class BenchResult:
                 table.add_row(*shape, row.kernel, *cells, row.error or number(row.peak_gib, ".1f"))
         return table
 
-    def plot(self, path: str | Path) -> Path:
-        """Draw one panel per figure: milliseconds against the varied number."""
-        path, times = Path(path), [row.ms for row in self.rows if row.ms]
+    def plot(self, path: str | Path) -> Path | None:
+        """Draw one panel per figure: milliseconds against the varied number. None where no row has a time."""
+        path, timed = Path(path), [row for row in self.rows if row.ms]
+        if not timed:
+            return None
         make_folder(path.parent)
+        times = [row.ms for row in timed if row.ms]
         wide = max(times, default=0.0) > 6 * min(times, default=0.0)
         y = log_axis("ms", round_numbers(times), reach=times) if wide else linear_axis("ms", [0.0, *times])
-        panels = tuple(self._panel(name) for name in self.figures)
+        panels = tuple(self._panel(name) for name in dict.fromkeys(row.figure for row in timed))
         title, where = "MoE layer, forward + backward", ", ".join(self.machine.values())
         return write_svg(Picture("moe", title, "", y, panels, where=where), path)
 
