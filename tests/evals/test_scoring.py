@@ -15,10 +15,10 @@ from complete_mue.lab.data import StandardLibrary, text  # noqa: E402
 from complete_mue.lab.data.tokenizers import ByteTokenizer  # noqa: E402
 from complete_mue.lab.evals.held_out import held_out_loss  # noqa: E402
 from complete_mue.lab.evals.scoring import Generation, Scorer  # noqa: E402
-from complete_mue.lab.models import LanguageModel, next_token_loss  # noqa: E402
+from complete_mue.lab.models.lm import LanguageModel  # noqa: E402
 from complete_mue.lab.recipes import recipe  # noqa: E402
 from complete_mue.lab.train.config import override  # noqa: E402
-from complete_mue.lab.train.task import build  # noqa: E402
+from complete_mue.lab.train.task import build, next_token_loss  # noqa: E402
 from complete_mue.layout import FeedForward, ModelShape  # noqa: E402
 
 pytestmark = pytest.mark.draws
@@ -162,7 +162,7 @@ def test_held_out_loss_is_that_of_every_window(monkeypatch: pytest.MonkeyPatch) 
     assert data.windows > 30
     with torch.no_grad():
         tokens = data.at(np.arange(data.windows))
-        want = torch.stack([next_token_loss(model(row[None, :-1]), row[None, 1:]) for row in tokens])
+        want = torch.stack([next_token_loss(model(row[None, :-1]), row[None]) for row in tokens])
     found = held_out_loss(config, Scorer(model, BYTES, 512, batch_tokens=2_000), 7, lambda done, total: None)
     assert found.loss == pytest.approx(float(want.mean()), rel=1e-6)
     assert found.error == pytest.approx(float(want.std()) / len(want) ** 0.5, rel=1e-3)

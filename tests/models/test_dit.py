@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from complete_mue.apply.bind import bind  # noqa: E402
 from complete_mue.lab.models import DiffusionTransformer  # noqa: E402
 from complete_mue.lab.models.flow_sampling import heun, sample  # noqa: E402
-from complete_mue.lab.train.task import interpolate, velocity_loss  # noqa: E402
+from complete_mue.lab.train.task import interpolate, next_token_loss, velocity_loss  # noqa: E402
 
 pytestmark = pytest.mark.draws
 
@@ -125,9 +125,13 @@ def test_sampling_is_deterministic_and_guided() -> None:
     assert not torch.allclose(draw(guidance=3.0), draw())
 
 
-def test_objective() -> None:
+def test_objectives() -> None:
     noise, data = torch.zeros(2, 1, 2, 2), torch.ones(2, 1, 2, 2)
     x, velocity = interpolate(noise, data, torch.tensor([0.25, 1.0]))
     assert x[:, 0, 0, 0].tolist() == [0.25, 1.0]
     assert torch.equal(velocity, data)
     assert velocity_loss(noise, velocity, 2).item() == 1
+    logits = torch.zeros(2, 3, 4, 8, dtype=torch.float64)
+    tokens = torch.zeros(3, 5, dtype=torch.long)
+    assert next_token_loss(logits, tokens).tolist() == pytest.approx([torch.log(torch.tensor(8.0)).item()] * 2)
+    assert next_token_loss(logits[0], tokens, z_loss=0.1) > next_token_loss(logits[0], tokens)

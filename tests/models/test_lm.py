@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import math
-
 import pytest
 
 import complete_mue as mue
@@ -11,7 +9,7 @@ torch = pytest.importorskip("torch")
 from torch.nn.functional import cross_entropy  # noqa: E402
 
 from complete_mue.apply.bind import bind  # noqa: E402
-from complete_mue.lab.models import LanguageModel, next_token_loss  # noqa: E402
+from complete_mue.lab.models import LanguageModel  # noqa: E402
 
 pytestmark = pytest.mark.draws
 
@@ -47,41 +45,8 @@ def text(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(0, VOCAB, shape, generator=torch.Generator().manual_seed(seed))
 
 
-def mean_loss(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+def next_token_loss(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     return cross_entropy(logits[..., :-1, :].flatten(0, -2), tokens[..., 1:].flatten())
-
-
-def test_next_token_loss() -> None:
-    logits = torch.zeros(2, 3, 4, 8, dtype=torch.float64)
-    targets = torch.zeros(3, 4, dtype=torch.long)
-    uniform = math.log(8)
-    assert next_token_loss(logits, targets).tolist() == pytest.approx([uniform] * 2)
-    assert next_token_loss(logits[0], targets, z_loss=0.1).item() == pytest.approx(uniform + 0.1 * uniform**2)
-
-
-@pytest.mark.parametrize("replicas", [None, 2])
-def test_a_model_with_targets_gives_the_loss_of_its_logits(replicas: int | None) -> None:
-    plan, tokens = plan_for("dense", depth=1), text(2, 9)
-    model = LanguageModel(plan.shape, VOCAB, plan, replicas=replicas)
-    want = next_token_loss(model(tokens[:, :-1]), tokens[:, 1:], 0.1)
-    assert torch.equal(model(tokens[:, :-1], targets=tokens[:, 1:], z_loss=0.1), want)
-
-
-@pytest.mark.gpu
-@pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("replicas", [None, 2])
-def test_compiled_with_its_logits_the_loss_is_the_same(replicas: int | None) -> None:
-    """The vocabulary is padded inside, from 50 to 56; the gradients have no place for that."""
-    plan, tokens = plan_for("dense", depth=1), text(4, 33).cuda()
-    model = LanguageModel(plan.shape, VOCAB, plan, replicas=replicas).cuda()
-    mue.initialize(model, plan)
-    found = []
-    for _ in range(2):
-        loss = model(tokens[:, :-1], targets=tokens[:, 1:], z_loss=0.1)
-        found.append((loss.detach(), *torch.autograd.grad(loss.sum(), [model.readout, model.embedding])))
-        model.compile_parts()
-    for plain, compiled in zip(*found, strict=True):
-        assert float((plain - compiled).norm() / plain.norm()) < 1e-5  # float32, summed in another order
 
 
 def train(model: torch.nn.Module, plan: mue.Plan, steps: int, clip: float) -> list[float]:
@@ -90,7 +55,7 @@ def train(model: torch.nn.Module, plan: mue.Plan, steps: int, clip: float) -> li
     losses = []
     for step in range(steps):
         tokens = text(4, 12, seed=step % 5)
-        loss = mean_loss(model(tokens), tokens)
+        loss = next_token_loss(model(tokens), tokens)
         optimizer.zero_grad()
         loss.backward()
         mue.clip_grad_norm_(model, plan, clip)
@@ -135,13 +100,13 @@ def test_replicas_equal_solo_models(layout: str) -> None:
     fused = LanguageModel(plan.shape, VOCAB, plan, replicas=3, qk_norm=True, kernel="reference").double()
     mue.initialize(fused, plan)
     logits = fused(tokens)
-    mean_loss(logits, tokens.expand(3, -1, -1)).backward()
+    next_token_loss(logits, tokens.expand(3, -1, -1)).backward()
     for k in range(3):
         solo = LanguageModel(plan.shape, VOCAB, plan, qk_norm=True, kernel="reference").double()
         mue.initialize(solo, plan, seed=k)
         own = solo(tokens)
         torch.testing.assert_close(logits[k], own, rtol=1e-12, atol=1e-12)
-        (mean_loss(own, tokens) / 3).backward()
+        (next_token_loss(own, tokens) / 3).backward()
         for (name, one), (_, many) in zip(solo.named_parameters(), fused.named_parameters(), strict=True):
             torch.testing.assert_close(many.grad[k], one.grad, rtol=1e-9, atol=1e-12, msg=name)
 

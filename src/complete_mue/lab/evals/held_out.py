@@ -19,9 +19,8 @@ from complete_mue.lab.data.digest import picture_identity
 from complete_mue.lab.data.picture_sources import BUILT_IN, open_pictures
 from complete_mue.lab.data.text import open_text
 from complete_mue.lab.evals.scoring import Scorer, Tick
-from complete_mue.lab.models import next_token_loss
 from complete_mue.lab.train.config import PictureTask, RunConfig, TextTask
-from complete_mue.lab.train.task import interpolate
+from complete_mue.lab.train.task import interpolate, next_token_loss
 
 PICTURES = 512  # that are drawn, where drawings never end
 TIMES = 8  # parts of the way from noise to data, at a place in each of which every picture is judged
@@ -71,8 +70,8 @@ def held_out_loss(config: RunConfig, scorer: Scorer, step: int, tick: Tick) -> H
 
     for tokens in windows():
         tokens = tokens.to(scorer.device)
-        rows = zip(scorer.forward(tokens[:, :-1]), tokens[:, 1:], strict=True)
-        losses += [float(next_token_loss(logits[None], targets[None])) for logits, targets in rows]
+        logits = scorer.forward(tokens[:, :-1])
+        losses += [float(next_token_loss(row[None], text[None])) for row, text in zip(logits, tokens, strict=True)]
         tick(len(losses), data.windows)
     parts = (tokens[:, 1:].flatten().numpy() for tokens in windows())
     texts = _documents(parts, scorer.tokenizer.end_of_text)

@@ -1,6 +1,6 @@
 """Proxy models, built from a ModelShape and a plan."""
 
 from complete_mue.lab.models.dit import DiffusionTransformer
-from complete_mue.lab.models.lm import LanguageModel, next_token_loss
+from complete_mue.lab.models.lm import LanguageModel
 
-__all__ = ["DiffusionTransformer", "LanguageModel", "next_token_loss"]
+__all__ = ["DiffusionTransformer", "LanguageModel"]

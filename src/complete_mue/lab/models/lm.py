@@ -54,7 +54,6 @@ class LanguageModel(nn.Module):
         self.layers = build_layers(shape, plan, causal=True, **options)
         self.run_layer = LayerRunner(Layer.__call__)
         self.run_head: Callable[[RmsNorm, Tensor, Tensor, float], Tensor] = _logits
-        self.run_loss: Callable[[RmsNorm, Tensor, Tensor, float, Tensor, float], Tensor] = _loss
         self.final_norm = RmsNorm(shape.width, replicas=replicas)
         self.readout = nn.Parameter(torch.empty(*lead, vocab, shape.width))
         self.readout_output = multiplier(plan, Role.READOUT)
@@ -67,14 +66,10 @@ class LanguageModel(nn.Module):
         past: list[KeyValues] | None = None,
         routings: list[Routing] | None = None,
         at: tuple[Tensor, Tensor] | None = None,
-        targets: Tensor | None = None,
-        z_loss: float = 0.0,
     ) -> Tensor:
         """tokens [(K,) batch, tokens] -> logits [(K,) batch, tokens, vocab]; [batch, tokens] may serve all replicas.
 
-        ``at``, row and position of the logits that are wanted, gives [wanted, vocab] and saves the rest. ``targets``,
-        the tokens that follow, gives their ``next_token_loss`` instead: compiled together with the logits, it takes
-        less time and memory.
+        ``at``, row and position of the logits that are wanted, gives [wanted, vocab] and saves the rest.
         """
         if self.replicas is not None and tokens.ndim == 2:
             tokens = tokens.expand(self.replicas, *tokens.shape)
@@ -83,14 +78,12 @@ class LanguageModel(nn.Module):
         rotary = text_rotary(seen, seen + tokens.shape[-1], self.head_dim, x)
         for number, layer in enumerate(self.layers):
             x = self.run_layer(number, routings, layer, x, rotary, past[number] if past else None)
-        head = self.final_norm, self.readout, x if at is None else x[at], self.readout_output
-        return self.run_head(*head) if targets is None else self.run_loss(*head, targets, z_loss)
+        return self.run_head(self.final_norm, self.readout, x if at is None else x[at], self.readout_output)
 
     def compile_parts(self) -> None:
-        """Compile the layers, one for all of a kind, and the head, alone and with the loss."""
+        """Compile the layers, one for all of a kind, and the head."""
         self.run_layer.compile()
         self.run_head = torch.compile(self.run_head, dynamic=False)
-        self.run_loss = torch.compile(self.run_loss, dynamic=False)
 
     def tensors(self) -> tuple[TensorSpec, ...]:
         """Every parameter by name, role and axes, with what the forward multiplies it by."""
@@ -135,22 +128,3 @@ def _logits(norm: RmsNorm, readout: Tensor, x: Tensor, multiplier: float) -> Ten
         readout = F.pad(readout, (0, 0, 0, spare))
     logits = linear(norm(x), readout)
     return times(multiplier, logits[..., :vocab] if spare else logits)
-
-
-def _loss(norm: RmsNorm, readout: Tensor, x: Tensor, multiplier: float, targets: Tensor, z_loss: float) -> Tensor:
-    """The loss of the head's logits."""
-    return next_token_loss(_logits(norm, readout, x, multiplier), targets, z_loss)
-
-
-def next_token_loss(logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> Tensor:
-    """Mean cross entropy of targets [..., tokens] under logits [..., tokens, vocab], in nats.
-
-    logits [batch, tokens, vocab] give a scalar, [K, batch, tokens, vocab] a loss per replica, [K]. ``z_loss`` adds
-    z_loss * logsumexp(logits)^2, which keeps the softmax's normalizer near 1.
-    """
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    targets = targets.expand(logits.shape[:-1])
-    loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="none").view(targets.shape)
-    if z_loss:
-        loss = loss + z_loss * logits.logsumexp(-1).square()
-    return loss.mean(dim=(-2, -1))

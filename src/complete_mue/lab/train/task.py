@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from complete_mue.errors import RunError
@@ -95,11 +96,11 @@ def _text(config: RunConfig, task: TextTask, device: torch.device, ranks: Ranks)
     vocab = data.vocab
     with device:
         model = LanguageModel(config.shape, vocab, config.plan, qk_norm=config.qk_norm, router=config.router)
+    objective = torch.compile(next_token_loss, dynamic=False) if config.compile else next_token_loss
 
     def loss(model: nn.Module, batch: Batch, routings: list[Routing]) -> Tensor:
         (tokens,) = batch
-        mean: Tensor = model(tokens[..., :-1], routings=routings, targets=tokens[..., 1:], z_loss=task.z_loss)
-        return mean
+        return objective(model(tokens[..., :-1], routings=routings), tokens, task.z_loss)
 
     return Task(model, lambda step: (data.batch(step),), loss, task.sequence, config.shape.width * vocab, data.steps)
 
@@ -140,6 +141,21 @@ def _pictures(config: RunConfig, task: PictureTask, device: torch.device, ranks:
 
 
 # -- what is minimized: with replicas, a loss has one entry per replica, so that replicas do not mix ------------------
+
+
+def next_token_loss(logits: Tensor, tokens: Tensor, z_loss: float = 0.0) -> Tensor:
+    """Mean cross entropy of tokens[..., 1:] under logits [..., tokens, vocab] of tokens[..., :-1], in nats.
+
+    logits [batch, tokens, vocab] give a scalar, [K, batch, tokens, vocab] a loss per replica, [K]. ``z_loss`` adds
+    z_loss * logsumexp(logits)^2, which keeps the softmax's normalizer near 1.
+    """
+    targets = tokens[..., 1:]
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    targets = targets.expand(logits.shape[:-1])
+    loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="none").view(targets.shape)
+    if z_loss:
+        loss = loss + z_loss * logits.logsumexp(-1).square()
+    return loss.mean(dim=(-2, -1))
 
 
 def interpolate(noise: Tensor, data: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
