@@ -221,19 +221,47 @@ def test_the_words_above_a_page_of_results_quote_its_figures(page: Path) -> None
 
 
 def test_the_page_of_the_medium_model_quotes_its_records(tmp_path: Path) -> None:
-    """Its table is every run's loss; its words are differences of them."""
-    curves = summarize(ROOT / MEDIUM.with_suffix("") / "lm-selected.jsonl").scans[0].curves
-    losses = [{point.value: point.loss for point in curve.points if point.loss} for curve in curves]
-    rows = [[f"{value:.5f}", *(f"{by_value[value]:.4f}" for by_value in losses)] for value in sorted(losses[0])]
-    assert table("results/medium.md", "medium") == rows
+    """Its tables are every run's loss; its words are differences of them."""
     page = " ".join((ROOT / MEDIUM).read_text(encoding="utf-8").split())
-    dense, sparse, finer = losses[0], losses[2], losses[3]
-    at, best = (
-        [f"{ends[0] - end:.3f}" for end in ends[1:]]
-        for ends in ([by[0.002] for by in (dense, sparse, finer)], [min(by.values()) for by in (dense, sparse, finer)])
+    plain, normed = (
+        [
+            {round(point.value, 5): point.loss for point in curve.points if point.loss is not None}
+            for curve in summarize(ROOT / MEDIUM.with_suffix("") / f"lm-{name}.jsonl").scans[0].curves
+        ]
+        for name in ("selected", "qk_norm")
     )
-    assert f"`64e8a` ends {at[0]} nats below dense and `128e8a4g1s` {at[1]}" in page
-    assert f"best of the five values, {best[0]} and {best[1]}." in page
+    for name, losses in (("medium", plain), ("norms", normed)):
+        rows = [[f"{value:.5f}", *(f"{by_value[value]:.4f}" for by_value in losses)] for value in sorted(losses[0])]
+        assert table("results/medium.md", name) == rows
+    best, calm = ([min(by.values()) for by in losses] for losses in (plain, normed))
+
+    def above(value: float, losses: list[dict[float, float]] = plain) -> list[float]:
+        return [by[value] - min(by.values()) for by in losses]
+
+    leads = [best[0] - best[2], best[0] - best[3], calm[0] - calm[2]]
+    gains = [one - other for one, other in zip(best, calm, strict=False)]
+    changed = [one[value] - two[value] for value in (0.00283, 0.004) for one, two in zip(plain, normed, strict=False)]
+    at_best, at_half = above(0.00566), above(0.00283)
+    assert at_best[0] == 0
+    for words in (
+        f"`64e8a` ends {leads[0]:.3f} nats below dense and `128e8a4g1s` {leads[1]:.3f}.",
+        "`64e4a` pays {:.3f} nats, `64e8a` {:.3f}, `128e8a4g1s` {:.3f}, and `64e8a` at the double width {:.3f}".format(
+            *at_best[1:]
+        ),
+        f"dense pays {at_half[0]:.3f} nats, and the MoEs at most {max(at_half[1:]):.3f}.",
+        f"At 0.008 all end {min(above(0.008)):.2f} to {max(above(0.008)):.2f} nats above their best",
+        f"It costs dense {above(0.002)[0]:.3f} nats.",
+        f"no run ends more than {max(max(above(v, normed)) for v in normed[0] if v < 0.012):.3f} nats above the best",
+        "gain {:.3f} nats for dense, {:.3f} for `64e4a` and {:.3f} for `64e8a`".format(*gains),
+        f"grows from {leads[0]:.3f} to {leads[2]:.3f}.",
+        f"they gain {min(changed):.3f} to {max(changed):.3f};",
+        f"0.0057 is only {above(0.00566, normed)[0]:.3f} higher.",
+        f"The lowest value for dense costs `64e4a` {above(0.00283, normed)[1]:.3f} nats",
+    ):
+        assert words in page
+    assert min(above(0.01131)) > 1.1
+    assert [min(by, key=lambda value: by[value]) for by in plain] == [0.00566, 0.004, 0.00283, 0.002, 0.004]
+    assert [min(by, key=lambda value: by[value]) for by in normed] == [0.00283, 0.004, 0.00283]
     block = re.findall(r"(?:^    .*\n|^\n)+", (ROOT / MEDIUM).read_text(encoding="utf-8"), flags=re.MULTILINE)
     (toml,) = (textwrap.dedent(found) for found in block if "[shape]" in found)
     (tmp_path / "medium.toml").write_text(toml)
@@ -242,11 +270,6 @@ def test_the_page_of_the_medium_model_quotes_its_records(tmp_path: Path) -> None
     )
     (lr,) = (row["lr"] for row in plan["rows"] if row["role"] == "dense_up")
     assert f"gives the layers {lr:.5f}," in page
-    costs = [f"{curve.regret or 0:.3f}" for curve in (curves[0], curves[1], curves[4])]
-    assert (
-        "costs dense at least {} nats, `64e4a` at least {}, `64e8a` at the double width at least {}".format(*costs)
-        in page
-    )
 
 
 def better(curve: Curve, value: float) -> str:

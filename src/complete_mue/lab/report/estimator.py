@@ -1,8 +1,8 @@
 """Where a loss curve has its minimum, what another value costs, and how well the runs tell both. All pages use this.
 
 A parabola in log2 of the value, by least squares around the best one; where that has no say (at an edge, beside a run
-that diverged, in a flat basin), the best value stands in. Errors are a bootstrap over the noise of the runs. Each step,
-with its reason, is in docs/report.md under "The estimator".
+that diverged or a cliff, in a flat basin), the best value stands in. Errors are a bootstrap over the noise of the runs.
+Each step, with its reason, is in docs/report.md under "The estimator".
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ Edge = Literal["low", "high", "both"]
 Array = NDArray[np.float64]
 
 WINDOW = 1.5  # octaves
+CLIFF = 0.3  # in loss, above the best
 BASIN_NATS = 0.01
 _ROUNDED = 0.05  # octaves by which a grid's values may be rounded
 _SCAN_FREEDOM = 6  # the noise differs between curves, by a third or so
@@ -172,7 +173,8 @@ def estimate(runs: Runs, transferred: float = 0.0, noise: Noise | None = None) -
 def _width(runs: Runs) -> float:
     """Of the window, its walls included."""
     low, high = max(runs.near[0] - 1, 0), min(runs.near[-1] + 1, len(runs.x) - 1)
-    ends = [i if np.isnan(runs.means[i]) else j for i, j in ((low, runs.near[0]), (high, runs.near[-1]))]
+    walls = _is_wall(runs.means, runs.best)
+    ends = [i if walls[i] else j for i, j in ((low, runs.near[0]), (high, runs.near[-1]))]
     return float(runs.x[ends[1]] - runs.x[ends[0]])
 
 
@@ -251,10 +253,15 @@ def _best(means: Array) -> NDArray[np.intp]:
 
 def _window(x: Array, means: Array, best: int) -> NDArray[np.intp]:
     """The values near the best one, up to a wall on either side."""
-    walls = np.flatnonzero(np.isnan(means))
+    walls = np.flatnonzero(_is_wall(means, best))
     low, high = walls[walls < best].max(initial=-1), walls[walls > best].min(initial=len(x))
     near = np.arange(low + 1, high)
     return near[np.abs(x[near] - x[best]) <= WINDOW + _ROUNDED]
+
+
+def _is_wall(means: Array, best: int) -> NDArray[np.bool_]:
+    """Where a run diverged, or the loss is far above the best: a curve that falls off a cliff is no parabola there."""
+    return np.isnan(means) | (means > means[best] + CLIFF)
 
 
 def _loss_at(x: Array, means: Array, here: float) -> Array:
