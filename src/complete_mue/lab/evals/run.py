@@ -11,9 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from complete_mue.errors import MueError, RunError, one_of
+from complete_mue.lab.data.encoders import fingerprint
 from complete_mue.lab.evals.results import Report, Score
 from complete_mue.lab.evals.scoring import PRECISIONS, Scorer, Tick
 from complete_mue.lab.evals.tasks import EvalTask, select
@@ -53,7 +52,7 @@ def open_run(
     identity = {
         "name": config.name,
         "step": step,
-        "weights": _weights_checksum(model),
+        "weights": fingerprint(model)[:16],
         "precision": precision,
         "longest": config.task.sequence,
     }
@@ -67,14 +66,6 @@ def open_run(
         batch_tokens=size,
     )
     return scorer, identity
-
-
-def _weights_checksum(model: torch.nn.Module) -> str:
-    total = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        total.update(name.encode())
-        total.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return total.hexdigest()[:16]
 
 
 def folder_checksum(folder: Path) -> str:
