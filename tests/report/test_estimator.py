@@ -76,8 +76,11 @@ def test_a_cliff_has_no_part_in_the_parabola() -> None:
     found = estimate(runs_of(values, [losses]), transferred=0.002)
     assert (found.optimum.value, found.optimum.fitted, found.optimum.open) == (values[5], False, None)
     assert found.regret == pytest.approx(3.2629 - 3.1374)
+    assert found.optimum.cliff == values[6]
     bowl = [0.1 * (k - 3.4) ** 2 / 4 for k in range(6)]
-    assert optimum_of(values, [*bowl, 0.7, 5.0]).log2 == pytest.approx(math.log2(0.001) + 1.7)
+    calm = optimum_of(values, [*bowl, 0.7, 5.0])
+    assert calm.log2 == pytest.approx(math.log2(0.001) + 1.7)
+    assert calm.cliff is None  # it is an octave and a half away
 
 
 def test_three_points_beside_a_wall() -> None:

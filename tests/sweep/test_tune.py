@@ -49,15 +49,18 @@ def test_tune_brackets_the_optimum_and_writes_a_reference(tmp_path: Path) -> Non
         tune(base("reference.hyper.weight_decay=0.0"), tmp_path, train, hypers=("weight_decay",))
 
 
-def measure(noise: float, curvature: float = 0.001, killed_at: int = 0) -> Callable[[Sweep, Path], None]:
-    """Records of a known surface stand in for training. A sweep of ``killed_at`` points stops after half of them."""
+def measure(
+    noise: float, curvature: float = 0.001, killed_at: int = 0, cliff: float = math.inf
+) -> Callable[[Sweep, Path], None]:
+    """Records of a known surface stand in for training. A sweep of ``killed_at`` points stops after half of them. Above
+    the ``cliff`` the loss is higher by 0.5."""
 
     def write(sweep: Sweep, folder: Path) -> None:
         ledger, sweep = Ledger(folder), pinned_sweep(sweep)
         enter(sweep, folder, "mue tune", {})
         for point in sweep.points[:: 2 if len(sweep.points) == killed_at else 1]:
             ((_, value),) = point.hypers
-            loss = 2 + curvature * math.log2(value / 0.004) ** 2
+            loss = 2 + curvature * math.log2(value / 0.004) ** 2 + 0.5 * (value > cliff)
             loss += random.Random(f"{value} {point.seed}").gauss(0, noise)
             ledger.write(point.id, Outcome("finished", loss, seconds=1.0))
         if len(sweep.points) == killed_at:
@@ -101,6 +104,11 @@ def test_tune_says_how_well_the_optimum_is_known(tmp_path: Path) -> None:
     assert noisy.curve.optimum_error is not None
     assert noisy.curve.optimum_error > 0.5
     assert any("half an octave" in doubt or "OPEN" in doubt for doubt in noisy.doubts)
+    for hyper, found in (("lr", "a cliff at 0.008, "), ("weight_decay", None)):
+        begin = base("reference.hyper.lr=4e-3", "reference.hyper.weight_decay=0.004")
+        _, (steep,) = tune(begin, tmp_path / f"steep-{hyper}", measure(0, 0.01, cliff=0.006), hypers=(hyper,), span=2)
+        assert steep.optimum.best_value == 0.004
+        assert [doubt.split("where")[0] for doubt in steep.doubts] == ([found] if found else [])
 
 
 def test_dry_run_says_what_would_train_and_trains_nothing(tmp_path: Path) -> None:

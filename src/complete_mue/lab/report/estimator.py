@@ -47,7 +47,8 @@ class Optimum:
     """A minimum: estimated (``value``, ``loss``) and measured (``best_value``, ``best_loss``).
 
     ``open``: the best value is at the edge of the grid. ``diverges``: on which side of it a run diverged. ``fitted``:
-    whether it is a parabola's minimum, or the best value itself.
+    whether it is a parabola's minimum, or the best value itself. ``cliff``: the first value at most an octave above the
+    best where the loss is higher by more than ``CLIFF``, or a run diverged.
     """
 
     value: float
@@ -58,6 +59,7 @@ class Optimum:
     diverges: Literal["above", "below", "both"] | None
     fitted: bool
     basin: Basin
+    cliff: float | None
 
     @property
     def log2(self) -> float:
@@ -277,7 +279,8 @@ def _loss_at(x: Array, means: Array, here: float) -> Array:
 
 
 def _optimum(runs: Runs, at: float, loss: float, curvature: float) -> Optimum:
-    best, last = runs.best, len(runs.values) - 1
+    best, last, walls = runs.best, len(runs.values) - 1, _is_wall(runs.means, runs.best)
+    close = (runs.x > runs.x[best]) & (runs.x <= runs.x[best] + 1 + _ROUNDED)
     below, above = (bool(np.isnan(runs.means[i])) for i in (max(best - 1, 0), min(best + 1, last)))
     return Optimum(
         value=2.0**at if curvature else runs.values[best],
@@ -288,6 +291,7 @@ def _optimum(runs: Runs, at: float, loss: float, curvature: float) -> Optimum:
         diverges=_sides(below, above, "below", "above"),
         fitted=curvature > 0,
         basin=_basin(runs, at, loss, curvature),
+        cliff=next((runs.values[i] for i in np.flatnonzero(walls & close)), None),
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from complete_mue.lab.report.curves import Curve
+from complete_mue.lab.report.estimator import CLIFF
 from complete_mue.lab.report.labels import label, with_unit
 from complete_mue.tabular import counted, short_count
 
@@ -165,9 +166,21 @@ def doubts(curve: Curve) -> list[str]:
         sides = [name for name, off in (("low", basin.low_open), ("high", basin.high_open)) if off]
         if sides:
             found.append(f"the basin runs off the grid on its {' and '.join(sides)} side: scan wider")
+        found += _cliff(curve)
     if curve.gaps:
         found.append(f"runs are missing at {_values(curve.gaps)}")
     return found
+
+
+def _cliff(curve: Curve) -> list[str]:
+    """Whether a tuned learning rate lies where another model may not train."""
+    cliff = curve.optimum.cliff if curve.optimum is not None and curve.hyper == "lr" else None
+    if cliff is None:
+        return []
+    return [
+        f"a cliff at {cliff:.3g}, where the loss is more than {CLIFF:g} higher or a run diverged; a larger model or an "
+        "MoE may fall off sooner: take a smaller value, or norms of queries and keys (qk_norm=true)"
+    ]
 
 
 def _main_lines(hyper: str, value: str, group: Sequence[Curve], unit: str, by: str) -> list[Line]:
@@ -205,11 +218,12 @@ def _reference_lines(hyper: str, tuned: float, reference: str, own: Curve | None
     if own.optimum.open:
         edge = f"{own.optimum.open} edge" if own.optimum.open != "both" else "edge"
         return [Line("open", f"{reference}: the reference's own optimum is at the {edge} of its grid: scan wider.")]
+    cliff = [Line("open", f"{reference}: {words}.") for words in _cliff(own)]
     moved = math.log2(own.optimum.value / tuned) if tuned > 0 else math.inf
     if abs(moved) > DRIFT_GOAL + _CLEAR * (own.optimum_error or 0.0):
         text = f"{reference}: its own optimum here is {own.optimum.value:.3g}, {moved:+.2f} octaves from the tuned"
-        return [Line("bad", f"{text} {label(hyper)} {tuned:.3g}: tune the reference again.")]
-    return []
+        return [Line("bad", f"{text} {label(hyper)} {tuned:.3g}: tune the reference again."), *cliff]
+    return cliff
 
 
 def held_of(group: Sequence[Curve]) -> str:
