@@ -6,11 +6,17 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import MISSING, fields
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from complete_mue.lab.nn.router_config import RouterConfig
+from complete_mue.lab.recipes import recipe
+from complete_mue.lab.train.config import PictureTask, RunConfig, TextTask
+from complete_mue.layout import Budget, ModelShape
 from complete_mue.layout.tensors import VECTOR_ROLES, Role
 from complete_mue.rules.layer_table import COLUMNS, COMPLETE_MUE
 from in_process import mue
@@ -105,3 +111,24 @@ def test_rule_table_equals_the_code() -> None:
                 else:
                     assert cell == str(getattr(COMPLETE_MUE[role], column)), f"{name} {column}"
     assert seen == set(Role)
+
+
+def test_every_setting_is_in_the_table_with_its_default() -> None:
+    text = (ROOT / "docs/train.md").read_text(encoding="utf-8").split("<!-- table: settings -->")[1]
+    listed: dict[str, str] = {}
+    for row in text.split("\n\n")[0].strip().splitlines()[2:]:
+        names, values, _ = (cell.strip() for cell in row.strip("|").split("|", 2))
+        if keys := re.findall(r"`([\w.]+)`", names):
+            listed |= dict(zip_longest(keys, values.split(", "), fillvalue=""))
+    parts = {"": RunConfig, "shape.": ModelShape, "budget.": Budget, "router.": RouterConfig}
+    known = {f"{prefix}{entry.name}": entry.default for prefix, kind in parts.items() for entry in fields(kind)}
+    known |= {f"task.{entry.name}": entry.default for kind in (PictureTask, TextTask) for entry in fields(kind)}
+    known["router.selection_bias"] = recipe("lm_tiny").router.selection_bias
+    for whole in ("shape", "budget", "router", "task", "reference"):
+        del known[whole]
+    assert set(listed) == set(known)
+    words = {True: "true", False: "false", None: "none", MISSING: ""}
+    for key, shown in listed.items():
+        default = known[key]
+        number = isinstance(default, int | float) and not isinstance(default, bool)
+        assert shown == (f"{default:g}" if number else words.get(default, default)), key

@@ -23,7 +23,8 @@ def train_command(
         str | None, typer.Argument(metavar="RECIPE[:LAYOUT]", help="lm_tiny, lm_tiny:16e4a, dit_tiny, lm_proxy, …")
     ] = None,
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="budget.steps=300, seed=1, …")
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="budget.steps=300, seed=1, …; docs/train.md lists all."),
     ] = None,
     reference: Annotated[
         Path | None, typer.Option(help="A tuned reference.toml to transfer from, written by `mue tune`.")
