@@ -233,6 +233,12 @@ def test_the_page_of_the_medium_model_quotes_its_records(tmp_path: Path) -> None
     for name, losses in (("medium", plain), ("norms", normed)):
         rows = [[f"{value:.5f}", *(f"{by_value[value]:.4f}" for by_value in losses)] for value in sorted(losses[0])]
         assert table("results/medium.md", name) == rows
+    small = summarize(ROOT / MEDIUM.with_suffix("") / "lm-norms_warmup.jsonl").scans[0].curves
+    rows = [[f"{p.value:g}", *(f"{c.points[n].loss:.4f}" for c in small)] for n, p in enumerate(small[0].points)]
+    assert table("results/medium.md", "small norms") == rows
+    rises = [f"{float(row[column]) - float(rows[0][column]):.2f}" for row in rows[3:] for column in (2, 1, 4)]
+    assert f"the loss is {rises[0]} nats higher, and {rises[1]} without." in page
+    assert f"with both it is {rises[2]}." in page
     best, calm = ([min(by.values()) for by in losses] for losses in (plain, normed))
 
     def above(value: float, losses: list[dict[float, float]] = plain) -> list[float]:
