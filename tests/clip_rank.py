@@ -68,9 +68,10 @@ class Model(torch.nn.Module):
         return torch.nn.functional.cross_entropy(self.head(x), tokens)
 
 
-def clip(rank: int, init_file: str, meshes: list[tuple[int, int]]) -> None:
-    """On meshes dp x ep, one after another."""
-    dist.init_process_group("gloo", init_method=f"file://{init_file}", rank=rank, world_size=math.prod(meshes[0]))
+def clip(meshes: list[tuple[int, int]], meet: str = "env://") -> None:
+    """On meshes dp x ep, one after another; ranks ``meet`` there."""
+    rank = int(os.environ.get("RANK", 0))
+    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=math.prod(meshes[0]))
     try:
         for sizes in meshes:
             check_clipping(rank, sizes)

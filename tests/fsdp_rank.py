@@ -14,13 +14,14 @@ from stock_families import tiny_config, tiny_plan
 STEPS, BATCH, MAX_NORM = 10, 4, 0.2
 
 
-def train(rank: int, world: int, init_file: str, folder: str) -> None:
+def train(world: int, folder: str) -> None:
     """meta -> fully_shard (two processes) -> to_empty -> initialize -> train; rank 0 leaves weights, losses, norms."""
     from torch import distributed as dist
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor
     from transformers import AutoModelForCausalLM
 
+    rank = int(os.environ["RANK"]) if world > 1 else 0
     torch.set_num_threads(1)
     with torch.device("meta"):
         config = tiny_config("mixtral")
@@ -28,7 +29,7 @@ def train(rank: int, world: int, init_file: str, folder: str) -> None:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float64, experts_implementation="eager")
     plan = tiny_plan(model)
     if world > 1:
-        dist.init_process_group("gloo", init_method=f"file://{init_file}", rank=rank, world_size=world)
+        dist.init_process_group("gloo")
         mesh = dist.device_mesh.init_device_mesh("cpu", (world,))
         for layer in model.model.layers:
             fully_shard(layer, mesh=mesh)

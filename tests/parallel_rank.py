@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -77,3 +79,11 @@ def train_all(out: str, steps: int, *names: str) -> None:
         if ranks.first:
             Path(out).write_text(json.dumps(found))
     leave()
+
+
+def hang_once(folder: str) -> None:
+    """Wait forever, but not the second time."""
+    begun = Path(folder) / os.environ["RANK"]
+    if not begun.exists():
+        begun.touch()
+        time.sleep(3600)

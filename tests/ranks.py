@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,18 +17,36 @@ import torch
 _IMPORTED = ["complete_mue.lab.train.loop", "torch.distributed.fsdp", "transformers"]
 
 
-def forked(function: Callable[..., None], ranks: int, *arguments: Any) -> None:
-    """``function(rank, *arguments)`` in so many processes; an error in one of them is raised here."""
-    multiprocessing.set_forkserver_preload(_IMPORTED)
-    torch.multiprocessing.start_processes(function, args=arguments, nprocs=ranks, start_method="forkserver")
+_LONGEST = 240.0  # seconds; the longest takes about forty
 
 
 def connected(function: Callable[..., None], ranks: int, *arguments: Any) -> None:
-    """``function(*arguments)`` in so many processes, each with the environment that torchrun gives a rank."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    forked(_as_rank, ranks, ranks, port, function, *arguments)
+    """``function(*arguments)`` in so many processes, each with the environment that torchrun gives a rank; an error in
+    one of them is raised here.
+
+    Once in many runs one of gloo's threads waits forever, in the destructor of its own buffer. Then all start again.
+    """
+    multiprocessing.set_forkserver_preload(_IMPORTED)
+    for _ in range(2):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        given = (ranks, port, function, *arguments)
+        if _ended(torch.multiprocessing.start_processes(_as_rank, given, ranks, False, start_method="forkserver")):
+            return
+    raise TimeoutError(f"{function.__name__} on {ranks} ranks took longer than {_LONGEST:g} s, twice")
+
+
+def _ended(started: torch.multiprocessing.ProcessContext) -> bool:
+    """Wait for processes; those that take too long are killed."""
+    until = time.monotonic() + _LONGEST
+    while not started.join(timeout=1):
+        if time.monotonic() > until:
+            for process in started.processes:
+                process.kill()
+                process.join()
+            return False
+    return True
 
 
 def mue(ranks: int, log: Path, *words: str) -> str:

@@ -9,14 +9,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from clip_rank import clip  # noqa: E402
-from ranks import forked  # noqa: E402
+from ranks import connected  # noqa: E402
 
 
 def test_plain_tensors_and_two_meshes_in_one_process(tmp_path: Path) -> None:
-    clip(0, str(tmp_path / "rendezvous"), [(1, 1)])
+    clip([(1, 1)], f"file://{tmp_path}/rendezvous")
 
 
 @pytest.mark.slow
-def test_experts_dealt_out_and_cut_over_ranks(tmp_path: Path) -> None:
+def test_experts_dealt_out_and_cut_over_ranks() -> None:
     meshes = [(4, 1), (1, 4), (2, 2)]
-    forked(clip, 4, str(tmp_path / "rendezvous"), meshes)
+    connected(clip, 4, meshes)

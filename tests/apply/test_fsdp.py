@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers", reason="the model is a stock one")
 
 from fsdp_rank import MAX_NORM, train  # noqa: E402
-from ranks import forked  # noqa: E402
+from ranks import connected  # noqa: E402
 
 pytestmark = pytest.mark.numeric
 
@@ -18,9 +18,9 @@ pytestmark = pytest.mark.numeric
 @pytest.mark.slow
 def test_two_processes_are_one_run(tmp_path: Path) -> None:
     threads = torch.get_num_threads()
-    train(0, 1, "", str(tmp_path))
+    train(1, str(tmp_path))
     torch.set_num_threads(threads)
-    forked(train, 2, 2, str(tmp_path / "rendezvous"), str(tmp_path))
+    connected(train, 2, 2, str(tmp_path))
     one, two = (torch.load(tmp_path / f"{world}.pt") for world in (1, 2))
     for name, weight in one[0].items():
         assert torch.equal(weight, two[0][name]), name

@@ -29,7 +29,7 @@ from complete_mue.lab.train.sample import load_run  # noqa: E402
 from complete_mue.lab.train.sharded_tensors import Part, Pieces  # noqa: E402
 from device_rank import FULL  # noqa: E402
 from in_process import mue  # noqa: E402
-from parallel_rank import RUNS, config_of, train_all, trained  # noqa: E402
+from parallel_rank import RUNS, config_of, hang_once, train_all, trained  # noqa: E402
 
 STEPS = 10
 NEAR = 1e-4  # float32 losses of 20 steps: sums in another order, and a token here and there that they route elsewhere
@@ -313,3 +313,10 @@ for rank in ({}, {"RANK": "0"}):
     environment = {name: value for name, value in os.environ.items() if name != "RANK"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["said", "due", "3"] * 2, done.stderr
+
+
+@pytest.mark.slow
+def test_ranks_that_hang_start_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "_LONGEST", 20.0)
+    ranks.connected(hang_once, 2, str(tmp_path))
+    assert {path.name for path in tmp_path.iterdir()} == {"0", "1"}
