@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from complete_mue.lab.evals.tasks import TASKS
+from complete_mue.lab.records import read_sweep
 from complete_mue.lab.report import find_sweeps, summarize
 from complete_mue.lab.report.curves import Curve
 from complete_mue.lab.report.markdown_page import article, chapters, generated, shown
@@ -276,6 +277,48 @@ def test_the_page_of_the_medium_model_quotes_its_records(tmp_path: Path) -> None
     )
     (lr,) = (row["lr"] for row in plan["rows"] if row["role"] == "dense_up")
     assert f"gives the layers {lr:.5f}," in page
+
+
+def test_the_longer_warmup_of_the_medium_model_is_in_its_records() -> None:
+    """Means over the seeds that there are; the words are differences of them."""
+    page = " ".join((ROOT / MEDIUM).read_text(encoding="utf-8").split())
+    plain, normed, warm = (
+        summarize(ROOT / MEDIUM.with_suffix("") / f"lm-{name}.jsonl").scans[0].curves
+        for name in ("selected", "qk_norm", "norms_long_warmup")
+    )
+    shown = {0: "–", 1: "{:.4f}\\*", 2: "{:.4f}"}
+    columns = [[shown[point.seeds].format(point.loss) for point in curve.points] for curve in warm]
+    values = [f"{point.value:.5f}" for point in warm[0].points]
+    assert table("results/medium.md", "norms and warmup") == [list(row) for row in zip(values, *columns, strict=True)]
+    assert sum(point.missing for curve in warm for point in curve.points) == 4
+
+    def losses(curve: Curve) -> dict[float, float]:
+        return {round(point.value, 5): point.loss for point in curve.points if point.loss is not None}
+
+    def least(curve: Curve) -> float:
+        return min(losses(curve).values())
+
+    dense, few, eight = map(losses, warm)
+    assert [min(by, key=lambda value: by[value]) for by in (dense, few, eight)] == [0.002, 0.00283, 0.002]
+    gains = [least(one) - least(other) for one, other in zip(normed, warm, strict=True)]
+    leads = [least(curves[0]) - least(curves[2]) for curves in (warm, normed, plain)]
+    curves = []
+    for name in ("qk_norm", "norms_long_warmup"):
+        stored = read_sweep(ROOT / MEDIUM.with_suffix("") / f"lm-{name}.jsonl")
+        (point,) = (p for p in stored.plan.points if (p.target, p.value, p.seed) == ("reference", 0.002828427, 0))
+        curve = stored.outcomes[point.id].curve
+        curves.append(dict(zip(curve.step, curve.loss, strict=True)))
+    short, long = curves
+    assert [step for step in range(9, 253, 9) if short[step] < long[step]] == list(range(9, 136, 9))
+    for words in (
+        f"costs `64e4a` {few[0.002] - least(warm[1]):.3f} nats.",
+        "dense ends {:.3f} nats lower than with norms and 4 %, `64e4a` {:.3f} and `64e8a` {:.3f}".format(*gains),
+        "now ends {:.3f} nats below dense. It was {:.3f} with norms, {:.3f} without.".format(*leads),
+        f"by step 252 it is {short[252] - long[252]:.3f} behind.",
+        f"dense jumps by {dense[0.00283] - dense[0.002]:.3f}",
+    ):
+        assert words in page
+    assert max(abs(dense[value] - dense[0.00283]) for value in dense if value > 0.0028) < 0.04
 
 
 def better(curve: Curve, value: float) -> str:
