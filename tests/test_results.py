@@ -271,12 +271,21 @@ def test_the_page_of_the_medium_model_quotes_its_records(tmp_path: Path) -> None
     assert [min(by, key=lambda value: by[value]) for by in normed] == [0.00283, 0.004, 0.00283]
     block = re.findall(r"(?:^    .*\n|^\n)+", (ROOT / MEDIUM).read_text(encoding="utf-8"), flags=re.MULTILINE)
     (toml,) = (textwrap.dedent(found) for found in block if "[shape]" in found)
-    (tmp_path / "medium.toml").write_text(toml)
-    plan = json.loads(
-        mue("plan", ROOT / "docs/results/pair/reference.toml", "medium.toml", "--json", cwd=tmp_path).stdout
-    )
-    (lr,) = (row["lr"] for row in plan["rows"] if row["role"] == "dense_up")
-    assert f"gives the layers {lr:.5f}," in page
+    pair = " ".join((ROOT / "docs/results/pair.md").read_text(encoding="utf-8").split())
+    for text, options, sentence, where in (
+        (toml, (), "gives the layers {:.5f},", page),
+        (toml, (), "gives the layers of this dense model {:.5f},", page),
+        (toml.replace("900", "7676"), (), "a third of that value, {:.6f},", pair),
+        (toml.replace("900", "7676"), ("--duration", "fixed"), "`--duration fixed` would give {:.5f}.", pair),
+    ):
+        (tmp_path / "medium.toml").write_text(text)
+        given = (ROOT / "docs/results/pair/reference.toml", "medium.toml", *options, "--json")
+        (lr,) = (
+            row["lr"]
+            for row in json.loads(mue("plan", *given, cwd=tmp_path).stdout)["rows"]
+            if row["role"] == "dense_up"
+        )
+        assert sentence.format(lr) in where
 
 
 def test_the_longer_warmup_of_the_medium_model_is_in_its_records() -> None:
