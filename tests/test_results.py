@@ -16,7 +16,7 @@ import pytest
 from complete_mue.lab.evals.tasks import TASKS
 from complete_mue.lab.records import read_sweep
 from complete_mue.lab.report import find_sweeps, summarize
-from complete_mue.lab.report.curves import Curve
+from complete_mue.lab.report.curves import Curve, ValuePoint
 from complete_mue.lab.report.markdown_page import article, chapters, generated, shown
 from in_process import mue, script
 
@@ -195,9 +195,10 @@ def measured(*pages: Path) -> str:
 
 
 def quotable(*pages: Path) -> str:
-    """What words may quote: generated parts, and tables that tests hold against the records."""
+    """What words may quote: generated parts, and tables and words that tests hold against the records."""
     rows = (row for name in STEPS_TABLES for row in table("results/steps.md", name) if {TRANSFER, STEPS} & {*pages})
-    return measured(*pages) + "".join(f"{row}\n" for row in rows)
+    words = (ROOT / MEDIUM).read_text(encoding="utf-8") if MEDIUM in pages else ""
+    return measured(*pages) + "".join(f"{row}\n" for row in rows) + words
 
 
 def assert_quoted(words: str, below: str, least: int) -> None:
@@ -328,6 +329,42 @@ def test_the_longer_warmup_of_the_medium_model_is_in_its_records() -> None:
     ):
         assert words in page
     assert max(abs(dense[value] - dense[0.00283]) for value in dense if value > 0.0028) < 0.04
+
+
+def test_the_lengths_of_a_warmup_are_in_their_records() -> None:
+    """Tables of means; gains are means over paired seeds, each warmup at its best learning rate."""
+    page = " ".join((ROOT / MEDIUM).read_text(encoding="utf-8").split())
+    told: dict[int, list[str]] = {}
+    for steps, best in ((300, 3), (900, 2)):
+        curves = summarize(ROOT / MEDIUM.with_suffix("") / f"lm-warmup_{steps}.jsonl").scans[0].curves
+        rows = [
+            [f"{point.value:.4f}", *(f"{curve.points[n].loss:.4f}" for curve in curves)]
+            for n, point in enumerate(curves[0].points)
+        ]
+        assert table("results/medium.md", f"warmup {steps}") == rows
+        lowest = [min(curve.points, key=lambda point: point.loss or math.inf) for curve in curves]
+        assert min(lowest, key=lambda point: point.loss or math.inf) is lowest[best]
+        told[steps] = [f"{differ:.4f} ± {error:.4f}" for differ, error in (paired(p, lowest[best]) for p in lowest)]
+        for curve, point in zip(curves, lowest, strict=True):
+            told[steps].append(f"{(curve.points[-1].loss or 0) - (point.loss or 0):.3f}")
+        told[steps].append(f"{curves[3].drift:.2f} ± {curves[3].drift_error:.2f}")
+    short, long = told[300], told[900]
+    for words in (
+        f"ends {short[0]} nats below 4 % with 300 steps, and {long[0]} with 900.",
+        f"of 900 steps 10 and 40 % end only {long[1]} and {long[3]} higher.",
+        f"0.0226 costs {short[4]} nats with a warmup of 4 %, and {short[7]} with 40 %.",
+        f"costs {min(long[4:8])} to {max(long[4:8])}, whatever the warmup.",
+        f"by {short[8]} octaves with 300 steps",
+        f"by {long[8]} with 900.",
+    ):
+        assert words in page
+
+
+def paired(higher: ValuePoint, lower: ValuePoint) -> tuple[float, float]:
+    """By how much one ends higher: mean over paired seeds, and its standard error."""
+    theirs = dict(lower.losses)
+    differ = [loss - theirs[seed] for seed, loss in higher.losses]
+    return statistics.fmean(differ), statistics.stdev(differ) / len(differ) ** 0.5
 
 
 def better(curve: Curve, value: float) -> str:
