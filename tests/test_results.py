@@ -296,7 +296,7 @@ def test_the_longer_warmup_of_the_medium_model_is_in_its_records() -> None:
         summarize(ROOT / MEDIUM.with_suffix("") / f"lm-{name}.jsonl").scans[0].curves
         for name in ("selected", "qk_norm", "norms_long_warmup")
     )
-    shown = {0: "–", 1: "{:.4f}\\*", 2: "{:.4f}"}
+    shown = {0: "–", 1: "{:.4f}¹", 2: "{:.4f}"}
     columns = [[shown[point.seeds].format(point.loss) for point in curve.points] for curve in warm]
     values = [f"{point.value:.5f}" for point in warm[0].points]
     assert table("results/medium.md", "norms and warmup") == [list(row) for row in zip(values, *columns, strict=True)]
